@@ -1,0 +1,213 @@
+"""Which backend, device, precision and mode a machine gets: one pure function and its reasons.
+
+`choose` reads nothing but its arguments; `probe` is the only place that looks at the machine.
+torch is imported inside functions, so the policy can be read and tested anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .errors import UnsupportedRuntime
+
+logger = logging.getLogger(__name__)
+
+DeviceWish = Literal["auto", "cuda", "mps", "xpu", "cpu"]
+PrecisionWish = Literal["auto", "fp32", "bf16", "fp16"]
+ModeWish = Literal["auto", "eager", "graph"]
+Mode = Literal["eager", "graph"]
+
+JETSON_NAMES = ("orin", "xavier", "tegra", "jetson")
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What `choose` may know of a machine."""
+
+    kind: Literal["cuda", "mps", "xpu", "cpu"] = "cpu"
+    name: str = ""
+    bf16: bool = False  # native bf16 arithmetic
+    rocm: bool = False
+    flash_attn: bool = False
+    total_memory: int = 0  # bytes
+    free_memory: int = 0  # bytes
+    available: tuple[str, ...] = ("cpu",)  # device kinds that may be asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked for; "auto" leaves it to the policy."""
+
+    device: DeviceWish = "auto"
+    precision: PrecisionWish = "auto"
+    mode: ModeWish = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The decision, with a reason for each automatic choice."""
+
+    device: str
+    precision: Literal["fp32", "bf16", "fp16"]
+    mode: Mode
+    tile: int  # latent frames per VAE tile
+    keep_loaded: bool  # whether all stages may stay on the device together
+    reasons: tuple[str, ...] = ()
+
+
+def choose(info: DeviceInfo, wish: Wish = Wish()) -> Runtime:
+    """The runtime for `info` that honours `wish`.
+
+    Raises UnsupportedRuntime where an explicit wish cannot be met.
+    """
+    reasons: list[str] = []
+    info = _choose_device(info, wish, reasons)
+    precision = _choose_precision(info, wish, reasons)
+    mode = _choose_mode(info, wish, reasons)
+    tile = _choose_tile(info, reasons)
+    keep = info.kind == "cpu" or info.total_memory >= 16 * GIB
+    reasons.append(
+        f"stages stay loaded: {'yes' if keep else 'no'} ({_gib(info.total_memory)} in all; 16 GiB keep them)"
+        if info.kind != "cpu"
+        else "stages stay loaded: yes (the CPU has nowhere to move them)"
+    )
+    return Runtime(info.kind, precision, mode, tile, keep, tuple(reasons))
+
+
+def _choose_device(info: DeviceInfo, wish: Wish, reasons: list[str]) -> DeviceInfo:
+    if wish.device == "auto":
+        reasons.append(f"device {info.kind}: the fastest one found ({info.name or 'no name'})")
+        return info
+    if wish.device not in info.available:
+        raise UnsupportedRuntime(
+            f"The device '{wish.device}' was asked for, but this machine offers only "
+            f"{', '.join(info.available)}. Choose one of them, or 'auto'."
+        )
+    reasons.append(f"device {wish.device}: asked for")
+    return info if wish.device == info.kind else replace(info, kind=wish.device, name="", bf16=False)
+
+
+def _choose_precision(
+    info: DeviceInfo, wish: Wish, reasons: list[str]
+) -> Literal["fp32", "bf16", "fp16"]:
+    if wish.precision == "fp16":
+        logger.warning(
+            "fp16 was asked for: the lyric encoder of ACE-Step 1.5 reaches 5e5 and overflows in fp16, "
+            "so it stays in fp32; bf16 or fp32 is safer."
+        )
+    if wish.precision != "auto":
+        reasons.append(f"precision {wish.precision}: asked for")
+        return wish.precision
+    if info.kind == "cpu":
+        reasons.append("precision fp32: exact, and every CPU is good at it; bf16 halves the memory")
+        return "fp32"
+    if info.bf16:
+        reasons.append("precision bf16: the device computes it natively")
+        return "bf16"
+    reasons.append("precision fp32: the device has no bf16, and fp16 overflows in this model")
+    return "fp32"
+
+
+def _choose_mode(info: DeviceInfo, wish: Wish, reasons: list[str]) -> Mode:
+    blocker = _graph_blocker(info)
+    if wish.mode == "graph":
+        raise UnsupportedRuntime(
+            "Graph mode was asked for, but this version runs the models eagerly only. "
+            "Set mode to 'auto' or 'eager'."
+        )
+    if wish.mode == "eager":
+        reasons.append("mode eager: asked for")
+    elif blocker:
+        reasons.append(f"mode eager: {blocker}")
+    else:
+        reasons.append("mode eager: graph capture is not built in yet")
+    return "eager"
+
+
+def _graph_blocker(info: DeviceInfo) -> str | None:
+    """Why CUDA graphs are unsafe here, or None."""
+    if info.kind != "cuda":
+        return f"graphs exist on CUDA only, this is {info.kind}"
+    if info.rocm:
+        return "graph capture is not reliable on ROCm"
+    if any(name in info.name.lower() for name in JETSON_NAMES):
+        return f"graph capture fails on Jetson ({info.name})"
+    if not info.flash_attn:
+        return "graph capture needs flash-attn, which is not installed"
+    return None
+
+
+def _choose_tile(info: DeviceInfo, reasons: list[str]) -> int:
+    free = info.free_memory / GIB
+    if info.kind in ("mps", "cpu"):
+        tile = 256
+    else:
+        tile = 512 if free >= 8 else 256 if free >= 3 else 128
+    reasons.append(f"VAE tile {tile} frames: {_gib(info.free_memory)} free on {info.kind}")
+    return tile
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"
+
+
+def probe() -> DeviceInfo:
+    """Look at this machine once: the best device, its memory, and what may be asked for."""
+    import importlib.util
+
+    import torch
+
+    available = ["cpu"]
+    if torch.cuda.is_available():
+        available.insert(0, "cuda")
+    if torch.backends.mps.is_available():
+        available.insert(0, "mps")
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        available.insert(0, "xpu")
+    forced = os.environ.get("ACESTEP_DEVICE")
+    kind = forced if forced in available else available[0]
+    if forced and forced != kind:
+        raise UnsupportedRuntime(
+            f"ACESTEP_DEVICE is '{forced}', but this machine offers only {', '.join(available)}."
+        )
+    if kind == "cuda":
+        props = torch.cuda.get_device_properties(0)
+        free, total = torch.cuda.mem_get_info()
+        return DeviceInfo(
+            kind="cuda",
+            name=props.name,
+            bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+            rocm=torch.version.hip is not None,
+            flash_attn=importlib.util.find_spec("flash_attn") is not None,
+            total_memory=total,
+            free_memory=free,
+            available=tuple(available),
+        )
+    free, total = host_memory()
+    return DeviceInfo(
+        kind=kind,  # pyright: ignore[reportArgumentType]
+        name=kind,
+        bf16=kind in ("mps", "xpu"),
+        total_memory=total,
+        free_memory=free,
+        available=tuple(available),
+    )
+
+
+def host_memory() -> tuple[int, int]:
+    """(free, total) bytes of main memory; zeros where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        return table["MemAvailable"], table["MemTotal"]
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        page, count = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+        return page * count // 2, page * count
+    except (ValueError, OSError, AttributeError):
+        return 0, 0

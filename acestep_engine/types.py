@@ -1,0 +1,243 @@
+"""The nouns of the flow: one frozen dataclass each, picklable, without behaviour of a model.
+
+They know nothing of files, devices or nodes. Dimension key of the tensors:
+B songs, T latent frames (25 Hz), C latent channels (64), S samples (48 kHz).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .errors import InvalidRequest, NonFinite
+from .runtime import Wish
+
+SAMPLE_RATE = 48_000
+HOP = 1_920  # samples per latent frame
+FRAME_RATE = 25  # latent frames per second
+CODE_RATE = 5  # audio codes per second
+FRAMES_PER_CODE = 5
+LATENT_CHANNELS = 64
+MIN_FRAMES = 128  # the DiT never renders less (5.12 s); shorter songs are cut afterwards
+
+MIN_DURATION, MAX_DURATION = 1.0, 600.0  # seconds of audio a request may ask for
+DEFAULT_DURATION = 120.0  # seconds, where neither the user nor a language model decides
+MAX_SONGS = 8  # songs in one batch
+MAX_SEED = 2**63 - 1
+
+PromptLayout = Literal["aligned", "legacy"]
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not (low <= value <= high):  # also catches NaN
+        raise InvalidRequest(
+            f"{name} is {value}, but must lie between {low} and {high}. Set it inside that range."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a `<think>` block says of a song; None means not stated."""
+
+    bpm: int | None = None
+    caption: str | None = None
+    duration: int | None = None  # whole seconds
+    keyscale: str | None = None  # "F# minor"
+    language: str | None = None  # one of lm.metadata.LANGUAGES
+    timesignature: str | None = None  # "2", "3", "4" or "6"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asks for. Empty or None metadata is left to the language model.
+
+    duration: seconds, MIN_DURATION..MAX_DURATION; None, 0 or less means automatic.
+    language: a code such as "en"; "", "auto" and "unknown" mean not given.
+    Validation and normalisation are done by `lm.metadata.normalise`.
+    """
+
+    caption: str = ""
+    lyrics: str = ""
+    duration: float | None = None
+    bpm: int | None = None
+    keyscale: str | None = None
+    timesignature: str | None = None
+    language: str | None = None
+    instrumental: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A song on paper: the user's words, and the metadata as the `<think>` block states them.
+
+    `caption` and `lyrics` are the user's own. `metadata.caption` is the rewritten caption, if any.
+    `duration` is the exact number of seconds of audio wanted. The models only speak whole seconds
+    (`metadata.duration` rounds up); the surplus is cut from the rendered song.
+    """
+
+    caption: str
+    lyrics: str
+    metadata: Metadata
+    duration: float
+    seed: int = 0
+    thought: bool = False  # whether a language model filled the gaps
+
+    @property
+    def dit_caption(self) -> str:
+        """The caption that the diffusion half reads: the rewritten one where there is one."""
+        return self.metadata.caption or self.caption
+
+    @property
+    def whole_seconds(self) -> int:
+        """Length in seconds that the models are asked for."""
+        return math.ceil(self.duration)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Audio codes at 5 Hz, one tuple of integers 0..63,999 per song, and the seed of each."""
+
+    items: tuple[tuple[int, ...], ...]
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Latents:
+    """VAE latents (B, T, 64) at 25 Hz, float32 on the CPU; `record` tells how they were made."""
+
+    values: Tensor
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """Waveform (B, channels, S), float32 on the CPU, about -1..1."""
+
+    waveform: Tensor
+    sample_rate: int = SAMPLE_RATE
+
+    @property
+    def seconds(self) -> float:
+        return self.waveform.shape[-1] / self.sample_rate
+
+
+@dataclass(frozen=True, slots=True)
+class LMSampling:
+    """How tokens are drawn. Order: CFG, repetition penalty, temperature, top-k, min-p, top-p.
+
+    temperature 0 is argmax. top_k 0 and top_p 1 are off. cfg_scale acts in the codes phase only
+    (1 and below: no unconditional branch); the CoT always runs at 1.0.
+    """
+
+    temperature: float = 0.85
+    top_k: int = 0
+    top_p: float = 0.9
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    cfg_scale: float = 2.0
+    negative: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 5.0)
+        _check_range("top_k", self.top_k, 0, 1_000_000)
+        _check_range("top_p", self.top_p, 1e-6, 1.0)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.1, 10.0)
+        _check_range("cfg_scale", self.cfg_scale, 0.0, 100.0)
+        _check_range("seed", self.seed, 0, MAX_SEED)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """How a plan is made. `think` off keeps the user's metadata and asks no language model."""
+
+    think: bool = True
+    rewrite_caption: bool = True
+    detect_language: bool = True
+    sampling: LMSampling = LMSampling()
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeOptions:
+    """How codes are made from a plan: `batch` songs with seeds `sampling.seed + item`."""
+
+    batch: int = 1
+    layout: PromptLayout = "aligned"
+    sampling: LMSampling = LMSampling()
+
+    def __post_init__(self) -> None:
+        _check_range("batch", self.batch, 1, MAX_SONGS)
+
+
+@dataclass(frozen=True, slots=True)
+class DiTSampling:
+    """How latents are denoised. None means the default of the checkpoint's family.
+
+    steps: Euler steps. shift: warp of the time grid. guidance: scale of APG (1 is off).
+    interval: noise levels t in which guidance acts. timesteps: own grid, falling from at most 1;
+    a final 0 may be left out. batch: songs with seeds `seed + item` (codes decide where given).
+    """
+
+    steps: int | None = None
+    shift: float | None = None
+    guidance: float | None = None
+    interval: tuple[float, float] = (0.0, 1.0)
+    timesteps: tuple[float, ...] | None = None
+    seed: int = 0
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            _check_range("steps", self.steps, 1, 1000)
+        if self.shift is not None:
+            _check_range("shift", self.shift, 0.01, 100.0)
+        if self.guidance is not None:
+            _check_range("guidance", self.guidance, 0.0, 100.0)
+        for end in self.interval:
+            _check_range("guidance interval", end, 0.0, 1.0)
+        _check_range("seed", self.seed, 0, MAX_SEED)
+        _check_range("batch", self.batch, 1, MAX_SONGS)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which files make up a model, and the wishes for how it runs. Light, hashable, picklable.
+
+    Each path is a file or folder in any layout that `weights.layouts` knows; several may be equal
+    (all-in-one file, diffusers folder). An empty path means that part is not there. `family` "auto"
+    is read from config.json or the file name.
+    """
+
+    dit: str = ""  # condition encoder, tokenizer and detokenizer come from the same place
+    text_encoder: str = ""
+    lm: str = ""
+    vae: str = ""
+    family: Literal["auto", "turbo", "sft", "base"] = "auto"
+    wish: Wish = Wish()
+
+
+def frames_of(seconds: float) -> int:
+    """Latent frames that hold `seconds` of audio, rounding up."""
+    return math.ceil(round(seconds * FRAME_RATE, 6))
+
+
+def crop(audio: Audio, seconds: float) -> Audio:
+    """The first `seconds` of `audio`."""
+    samples = round(seconds * audio.sample_rate)
+    return Audio(audio.waveform[..., :samples], audio.sample_rate)
+
+
+def require_finite(tensor: Tensor, stage: str, cure: str) -> Tensor:
+    """`tensor`, or NonFinite naming the stage."""
+    if not torch.isfinite(tensor).all():
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise NonFinite(
+            f"{stage}: {bad} of {tensor.numel()} values are NaN or infinite. {cure}"
+        )
+    return tensor
