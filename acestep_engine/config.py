@@ -6,36 +6,21 @@ a config.json beside the weights supplies only what no shape can tell (rope_thet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 Family = Literal["turbo", "sft", "base"]
 
 
-class _FromDict:
-    __slots__ = ()
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Known keys of `values`; unknown keys and None are left out (config files say more)."""
-        known = {f.name for f in fields(cls)}  # pyright: ignore[reportArgumentType]
-        return cls(
-            **{
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in values.items()
-                if key in known and value is not None
-            }
+def _check_heads(heads: int, kv_heads: int) -> None:
+    if heads % kv_heads:
+        raise ValueError(
+            f"num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}"
         )
 
 
-def _check_heads(heads: int, kv_heads: int) -> None:
-    if heads % kv_heads:
-        raise ValueError(f"num_attention_heads {heads} must be a multiple of num_key_value_heads {kv_heads}")
-
-
 @dataclass(frozen=True, slots=True)
-class Qwen3Config(_FromDict):
+class Qwen3Config:
     """Qwen3 dense decoder: the 5 Hz language model and the text encoder. Defaults: 1.7B LM."""
 
     vocab_size: int = 217_204
@@ -54,7 +39,7 @@ class Qwen3Config(_FromDict):
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderConfig(_FromDict):
+class EncoderConfig:
     """A tower of bidirectional layers in the condition encoder, tokenizer or detokenizer.
 
     Layer i has a window of `sliding_window` where i is even, and sees everything where i is odd.
@@ -75,7 +60,7 @@ class EncoderConfig(_FromDict):
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionConfig(_FromDict):
+class ConditionConfig:
     """Text projector, lyric encoder, timbre encoder and the learned null condition."""
 
     lyric: EncoderConfig = EncoderConfig(num_hidden_layers=8)
@@ -83,11 +68,13 @@ class ConditionConfig(_FromDict):
     text_hidden_dim: int = 1024
     timbre_hidden_dim: int = 64
     timbre_fix_frame: int = 750  # latent frames of a timbre reference (30 s)
-    timbre_cls: bool = False  # XL files put `special_token` in front of the reference; 2B files don't
+    timbre_cls: bool = (
+        False  # XL files put `special_token` in front of the reference; 2B files don't
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class FSQConfig(_FromDict):
+class FSQConfig:
     """Audio tokenizer (25 Hz latents to 5 Hz codes) and detokenizer (back)."""
 
     tower: EncoderConfig = EncoderConfig(num_hidden_layers=2)
@@ -98,8 +85,8 @@ class FSQConfig(_FromDict):
 
 
 @dataclass(frozen=True, slots=True)
-class DiTConfig(_FromDict):
-    """Diffusion transformer. Defaults: 2B; XL has hidden_size 2560 over encoder_hidden_size 2048."""
+class DiTConfig:
+    """Diffusion transformer. Defaults: 2B; XL has hidden_size 2560, encoder_hidden_size 2048."""
 
     hidden_size: int = 2048
     intermediate_size: int = 6144
@@ -120,7 +107,7 @@ class DiTConfig(_FromDict):
 
 
 @dataclass(frozen=True, slots=True)
-class VAEConfig(_FromDict):
+class VAEConfig:
     """Oobleck autoencoder; the product of `downsampling_ratios` is the hop in samples (1920)."""
 
     encoder_hidden_size: int = 128

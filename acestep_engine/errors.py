@@ -27,7 +27,7 @@ class OutOfMemory(AceStepError):
 
 
 class NonFinite(AceStepError):
-    """A stage produced NaN or infinity; the text names the stage and suggests a precision or file."""
+    """A stage produced NaN or infinity; the text names the stage and what to try."""
 
 
 class UnsupportedRuntime(AceStepError):

@@ -6,11 +6,15 @@ ComfyUI one. A host knows no model, the engine knows no ComfyUI.
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any, Protocol
 
 import torch
+from tqdm import tqdm
 
-from .runtime import DeviceInfo
+from .errors import Cancelled
+from .runtime import DeviceInfo, host_memory, probe
 
 
 class Progress(Protocol):
@@ -44,10 +48,86 @@ class Host(Protocol):
         """Raise the host's own interrupt if the user pressed stop."""
         ...
 
-    def place(self, component: Resident, device: torch.device, memory_required: int) -> torch.device:
-        """Make `component` ready to run with `memory_required` more bytes free; say where it runs."""
+    def place(
+        self, component: Resident, device: torch.device, memory_required: int
+    ) -> torch.device:
+        """Make `component` ready with `memory_required` more bytes free; say where it runs."""
         ...
 
     def release(self, component: Resident) -> None:
         """Forget `component`: it will not be used again under this identity."""
         ...
+
+
+class Bar:
+    """A progress bar on standard error that also looks for the stop request."""
+
+    def __init__(self, host: LocalHost, stage: str, total: int) -> None:
+        self._host = host
+        self._bar = tqdm(
+            total=total,
+            desc=stage,
+            file=sys.stderr,
+            disable=not host.show,
+            bar_format="{desc:<8} {percentage:3.0f}% |{bar:30}| {n_fmt}/{total_fmt} {elapsed}",
+        )
+
+    def update(self, done: int) -> None:
+        self._host.check_interrupt()
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class LocalHost:
+    """The host of the command line: plain `.to()`, and one stage at a time when memory is short."""
+
+    ops = torch.nn
+
+    def __init__(self, show: bool = True) -> None:
+        self.show = show
+        self._stop = threading.Event()
+        self._placed: list[Resident] = []
+
+    def cancel(self) -> None:
+        """Ask the running stage to stop; it raises Cancelled at its next token, step or tile."""
+        self._stop.set()
+
+    def device_info(self) -> DeviceInfo:
+        return probe()
+
+    def free_memory(self, device: torch.device) -> int:
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return free + cached
+        return host_memory()[0]
+
+    def progress(self, stage: str, total: int) -> Progress:
+        return Bar(self, stage, total)
+
+    def check_interrupt(self) -> None:
+        if self._stop.is_set():
+            self._stop.clear()
+            raise Cancelled("Stopped, as you asked. Nothing was written.")
+
+    def place(
+        self, component: Resident, device: torch.device, memory_required: int
+    ) -> torch.device:
+        if component in self._placed:
+            self._placed.remove(component)
+        self._placed.append(component)
+        if device.type != "cpu":
+            resident = next(component.module.parameters()).device.type == device.type
+            needed = memory_required + (0 if resident else component.nbytes)
+            for other in self._placed[:-1]:  # least recently used first
+                if self.free_memory(device) >= needed:
+                    break
+                other.module.to("cpu")
+            component.module.to(device)
+        return device
+
+    def release(self, component: Resident) -> None:
+        if component in self._placed:
+            self._placed.remove(component)

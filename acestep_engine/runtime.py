@@ -55,7 +55,6 @@ class Runtime:
     precision: Literal["fp32", "bf16", "fp16"]
     mode: Mode
     tile: int  # latent frames per VAE tile
-    keep_loaded: bool  # whether all stages may stay on the device together
     reasons: tuple[str, ...] = ()
 
 
@@ -69,13 +68,7 @@ def choose(info: DeviceInfo, wish: Wish = Wish()) -> Runtime:
     precision = _choose_precision(info, wish, reasons)
     mode = _choose_mode(info, wish, reasons)
     tile = _choose_tile(info, reasons)
-    keep = info.kind == "cpu" or info.total_memory >= 16 * GIB
-    reasons.append(
-        f"stages stay loaded: {'yes' if keep else 'no'} ({_gib(info.total_memory)} in all; 16 GiB keep them)"
-        if info.kind != "cpu"
-        else "stages stay loaded: yes (the CPU has nowhere to move them)"
-    )
-    return Runtime(info.kind, precision, mode, tile, keep, tuple(reasons))
+    return Runtime(info.kind, precision, mode, tile, tuple(reasons))
 
 
 def _choose_device(info: DeviceInfo, wish: Wish, reasons: list[str]) -> DeviceInfo:
@@ -88,7 +81,9 @@ def _choose_device(info: DeviceInfo, wish: Wish, reasons: list[str]) -> DeviceIn
             f"{', '.join(info.available)}. Choose one of them, or 'auto'."
         )
     reasons.append(f"device {wish.device}: asked for")
-    return info if wish.device == info.kind else replace(info, kind=wish.device, name="", bf16=False)
+    return (
+        info if wish.device == info.kind else replace(info, kind=wish.device, name="", bf16=False)
+    )
 
 
 def _choose_precision(
@@ -96,8 +91,8 @@ def _choose_precision(
 ) -> Literal["fp32", "bf16", "fp16"]:
     if wish.precision == "fp16":
         logger.warning(
-            "fp16 was asked for: the lyric encoder of ACE-Step 1.5 reaches 5e5 and overflows in fp16, "
-            "so it stays in fp32; bf16 or fp32 is safer."
+            "fp16 was asked for: the lyric encoder of ACE-Step 1.5 reaches 5e5, which overflows in "
+            "fp16, so that part runs in fp32; bf16 or fp32 for all is safer."
         )
     if wish.precision != "auto":
         reasons.append(f"precision {wish.precision}: asked for")
@@ -143,10 +138,8 @@ def _graph_blocker(info: DeviceInfo) -> str | None:
 
 def _choose_tile(info: DeviceInfo, reasons: list[str]) -> int:
     free = info.free_memory / GIB
-    if info.kind in ("mps", "cpu"):
-        tile = 256
-    else:
-        tile = 512 if free >= 8 else 256 if free >= 3 else 128
+    roomy = info.kind not in ("mps", "cpu") and free >= 8
+    tile = 512 if roomy else 128 if info.kind == "cuda" and free < 3 else 256
     reasons.append(f"VAE tile {tile} frames: {_gib(info.free_memory)} free on {info.kind}")
     return tile
 

@@ -237,7 +237,5 @@ def require_finite(tensor: Tensor, stage: str, cure: str) -> Tensor:
     """`tensor`, or NonFinite naming the stage."""
     if not torch.isfinite(tensor).all():
         bad = int((~torch.isfinite(tensor)).sum())
-        raise NonFinite(
-            f"{stage}: {bad} of {tensor.numel()} values are NaN or infinite. {cure}"
-        )
+        raise NonFinite(f"{stage}: {bad} of {tensor.numel()} values are NaN or infinite. {cure}")
     return tensor

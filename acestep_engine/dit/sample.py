@@ -1,0 +1,134 @@
+"""The denoise loop: from noise to latents, for every family, solver and schedule.
+
+A generator, so that the caller owns progress, interrupt and previews. It knows a velocity callable
+and nothing of its weights, device or precision; x itself stays float32.
+Dimension key: B songs, T latent frames, C latent channels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..backends.base import Velocity
+from ..config import FAMILY_DEFAULTS, Family
+from ..types import DiTSampling, require_finite
+from . import schedule
+from .conditions import Conditions
+from .guidance import acts_at, apg
+from .solvers import VelocityAt, euler
+
+logger = logging.getLogger(__name__)
+
+CURE = (
+    "Load the DiT in bf16 or fp32 (fp16 overflows), and check that the file is complete "
+    "and of the chosen family."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSampling:
+    """How to denoise, with nothing left automatic. nodes: noise levels, the last one 0."""
+
+    nodes: tuple[float, ...]
+    guidance: float
+    interval: tuple[float, float]
+
+    def guided(self, t: float) -> bool:
+        """Whether the step that starts at noise level `t` asks the null branch, too."""
+        return self.guidance > 1.0 and acts_at(t, self.interval)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branches:
+    """Conditions with their cross-attention keys and values; null_cross is None if never asked."""
+
+    context_BTC: Tensor
+    cross: Any
+    null_cross: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """After a step (counted from 0): `t` is the noise level of `x_BTC` now, 0 at the end."""
+
+    index: int
+    t: float
+    x_BTC: Tensor
+
+
+def resolve(sampling: DiTSampling, family: Family) -> ResolvedSampling:
+    """Defaults of `family` filled in; what it cannot do is put right and logged."""
+    default = FAMILY_DEFAULTS[family]
+    guidance = default.guidance if sampling.guidance is None else sampling.guidance
+    if family == "turbo" and guidance > 1.0:
+        logger.warning(
+            "Guidance %g is ignored: turbo is distilled and has no unconditional branch. "
+            "Load an sft or base checkpoint to use guidance, or set it to 1.",
+            guidance,
+        )
+        guidance = 1.0
+    return ResolvedSampling(_nodes(sampling, family), guidance, sampling.interval)
+
+
+def _nodes(sampling: DiTSampling, family: Family) -> tuple[float, ...]:
+    turbo = family == "turbo"
+    if sampling.timesteps:
+        if sampling.steps is not None or sampling.shift is not None:
+            logger.warning("Own timesteps are given: steps and shift are not used.")
+        own = schedule.own_nodes(sampling.timesteps)
+        return schedule.snap_to_trained(own) if turbo else own
+    default = FAMILY_DEFAULTS[family]
+    steps = default.steps if sampling.steps is None else sampling.steps
+    shift = default.shift if sampling.shift is None else sampling.shift
+    if turbo and (steps != schedule.TURBO_STEPS or shift not in schedule.TURBO_SHIFTS):
+        logger.warning(
+            "Turbo was trained for 8 steps at shift 1, 2 or 3; %d steps at shift %g are off that "
+            "track and may sound worse.",
+            steps,
+            shift,
+        )
+    return schedule.nodes(steps, shift)
+
+
+def prepare(velocity: Velocity, conditions: Conditions, settings: ResolvedSampling) -> Branches:
+    """What stays the same for all steps, and for all seeds of a song."""
+    guided = any(settings.guided(t) for t in settings.nodes[:-1])
+    return Branches(
+        conditions.context_BTC,
+        velocity.prepare(conditions.encoder_BLD),
+        velocity.prepare(conditions.null_BLD) if guided else None,
+    )
+
+
+def denoise(
+    velocity: Velocity, branches: Branches, noise_BTC: Tensor, settings: ResolvedSampling
+) -> Iterator[Step]:
+    """Denoise `noise_BTC`, yielding after every step."""
+    velocity_at = _guided(velocity, branches, settings)
+    steps = len(settings.nodes) - 1
+    x_BTC = noise_BTC.float()
+    for i, (t, t_next) in enumerate(zip(settings.nodes[:-1], settings.nodes[1:], strict=True)):
+        x_BTC = euler(x_BTC, velocity_at, t, t_next)
+        require_finite(x_BTC, f"DiT sampling, step {i + 1} of {steps}", CURE)
+        yield Step(i, t_next, x_BTC)
+
+
+def _guided(velocity: Velocity, branches: Branches, settings: ResolvedSampling) -> VelocityAt:
+    """The velocity with guidance mixed in; its momentum lives as long as one render."""
+    momentum: Tensor | None = None
+
+    def velocity_at(x_BTC: Tensor, t: float) -> Tensor:
+        nonlocal momentum
+        cond = velocity(x_BTC, t, branches.context_BTC, branches.cross)
+        if not settings.guided(t):
+            return cond
+        null = velocity(x_BTC, t, branches.context_BTC, branches.null_cross)
+        guided, momentum = apg(cond, null, settings.guidance, momentum)
+        return guided
+
+    return velocity_at

@@ -1,0 +1,297 @@
+"""The engine: one method per arrow of the flow, over components that load when first needed.
+
+It knows the order of the stages and what each must have in memory; it knows no files, no formulas
+and no nodes. Dimension key: B songs, T latent frames, C latent channels, X audio channels,
+S samples, N stored frames of silence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from . import audio as sound
+from .dit import conditions, sample, silence, text
+from .dit.noise import draw
+from .errors import InvalidRequest
+from .host import Host, LocalHost
+from .lm import metadata, planner
+from .lm.tokenizer import load_tokenizer
+from .store import Store
+from .types import (
+    FRAMES_PER_CODE,
+    HOP,
+    Audio,
+    Codes,
+    ComposeOptions,
+    DiTSampling,
+    Latents,
+    ModelSpec,
+    Plan,
+    PlanOptions,
+    Request,
+    frames_of,
+    require_finite,
+)
+from .vae import level, tiling
+from .weights.layouts import ROLES, Role, family_of, locate
+from .weights.load import read_silence
+
+CURE = "Try precision fp32; if that does not help, the checkpoint file is damaged: fetch it again."
+MIB = 1 << 20
+TOKEN_MEMORY = {"fp32": MIB, "bf16": MIB // 2, "fp16": MIB // 2}  # DiT activations per patch
+FRAME_MEMORY = {"fp32": 4 * MIB, "bf16": 2 * MIB, "fp16": 2 * MIB}  # VAE activations per frame
+
+
+class Engine:
+    """All of ACE-Step 1.5 behind the arrows of the flow. One per process: see `get_engine`.
+
+    Every method takes the model as a `ModelSpec`, raises `errors.AceStepError` with a text for the
+    user, and reports progress and looks for the stop request through its host.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.store = Store(host)
+        self._lock = threading.RLock()
+        self._remembered: tuple[Any, list[conditions.Conditions]] | None = None
+        self._silences: dict[str, Tensor] = {}
+
+    def plan(
+        self, model: ModelSpec, request: Request, options: PlanOptions = PlanOptions()
+    ) -> Plan:
+        """Request to Plan: the language model fills in what the user left open."""
+        with self._lock:
+            normal = metadata.normalise(request)
+            thinks = bool(model.lm) and planner.needs_lm(normal, options)
+            if not thinks:
+                return planner.plan(None, normal, options, self.host)
+            lm = self.store.backend(model, "lm")
+            lm = self.store.backend(model, "lm", planner.plan_memory(lm, normal, options))
+            return planner.plan(lm, normal, options, self.host)
+
+    def compose(
+        self, model: ModelSpec, plan: Plan, options: ComposeOptions = ComposeOptions()
+    ) -> Codes:
+        """Plan to audio codes, five a second, `options.batch` songs."""
+        with self._lock:
+            lm = self.store.backend(model, "lm")
+            lm = self.store.backend(model, "lm", planner.compose_memory(lm, plan, options))
+            return planner.compose(lm, plan, options, self.host)
+
+    def render(
+        self,
+        model: ModelSpec,
+        plan: Plan,
+        codes: Codes | None = None,
+        sampling: DiTSampling = DiTSampling(),
+        timbre: Latents | None = None,
+    ) -> Latents:
+        """Plan, codes and a timbre reference to latents (B, T, 64).
+
+        The length follows the codes where there are any, else the plan. Conditions of the last
+        call are kept, so that another seed encodes nothing again.
+        """
+        with self._lock:
+            family, _ = family_of(model)
+            settings = sample.resolve(sampling, family)
+            seeds = [sampling.seed + item for item in range(_songs(codes, sampling))]
+            frames = _frames(plan, codes)
+            given = self._conditions(model, plan, codes, timbre)
+            memory = TOKEN_MEMORY[self.store.runtime(model).precision] * given[0].frames // 2
+            velocity = self.store.backend(model, "dit", memory)
+            songs = []
+            steps = len(settings.nodes) - 1
+            with self._bar("Render", steps * len(seeds)) as update:
+                for item, seed in enumerate(seeds):
+                    condition = given[item % len(given)]
+                    branches = sample.prepare(velocity, condition, settings)
+                    noise = draw(seed, condition.frames)
+                    for step in sample.denoise(velocity, branches, noise, settings):
+                        update(item * steps + step.index + 1)
+                    songs.append(step.x_BTC[:, :frames].cpu())
+            return Latents(torch.cat(songs), _record(family, settings, seeds, codes))
+
+    def decode(self, model: ModelSpec, latents: Latents, tile: int = 0) -> Audio:
+        """Latents to 48 kHz stereo; `tile` in latent frames, 0 leaves it to the policy."""
+        with self._lock:
+            codec, tile = self._codec(model, tile)
+            latents_BCT = latents.values.transpose(1, 2)
+            with self._bar("Decode", 0) as update:
+                audio_BXS = tiling.decode(codec.decode, latents_BCT, tile, update)
+            return Audio(level.limit_peak(audio_BXS))
+
+    def encode(self, model: ModelSpec, audio: Audio, tile: int = 0) -> Latents:
+        """Audio of any rate and channel count to latents; the end is padded to a whole frame."""
+        with self._lock:
+            if audio.waveform.shape[-1] == 0:
+                raise InvalidRequest("The audio has no samples. Connect a sound with some length.")
+            stereo = sound.resample(sound.to_stereo(audio)).waveform.clamp(-1, 1)
+            audio_BXS = pad(stereo, (0, -stereo.shape[-1] % HOP))
+            codec, tile = self._codec(model, tile)
+            with self._bar("Encode", 0) as update:
+                latents_BCT = tiling.encode(codec.encode, audio_BXS, tile, update)
+            return Latents(latents_BCT.transpose(1, 2).contiguous(), {"from": "audio"})
+
+    def tokenize(self, model: ModelSpec, latents: Latents) -> Codes:
+        """Latents to audio codes; the tail is filled with silence to a whole code."""
+        with self._lock:
+            missing = -latents.values.shape[1] % FRAMES_PER_CODE
+            filling = silence.take(self._silence(model), missing)
+            filling = filling.expand(latents.values.shape[0], -1, -1)
+            latents_BTC = torch.cat((latents.values, filling), dim=1)
+            indices_BN = self.store.backend(model, "audio_tokenizer").tokenize(latents_BTC)
+            return Codes(tuple(tuple(row) for row in indices_BN.tolist()))
+
+    def describe(self, model: ModelSpec) -> dict[str, Any]:
+        """What `model` is made of and how it runs here, ready for JSON. Loads no weights."""
+        runtime = self.store.runtime(model)
+        family, reason = family_of(model)
+        parts: dict[str, Any] = {}
+        for role in ROLES:
+            if role != "lm" or model.lm:
+                source = locate(model, role)
+                files = [str(path) for path in source.files]
+                parts[role] = {"layout": source.layout, "files": files}
+        return {
+            "family": family,
+            "family_reason": reason,
+            "device": runtime.device,
+            "precision": runtime.precision,
+            "mode": runtime.mode,
+            "tile": runtime.tile,
+            "reasons": list(runtime.reasons),
+            "parts": parts,
+            "loaded": {part.name: part.nbytes for part in self.store.loaded()},
+        }
+
+    def release(self, model: ModelSpec, keep: tuple[ModelSpec, ...] = ()) -> None:
+        """Free what was loaded for `model`, except what the models in `keep` share with it."""
+        with self._lock:
+            self.store.release(model, keep)
+            self._remembered = None
+            self._silences.pop(model.vae, None)
+
+    def _conditions(
+        self, model: ModelSpec, plan: Plan, codes: Codes | None, timbre: Latents | None
+    ) -> list[conditions.Conditions]:
+        """One entry per song with its own codes, or one for all."""
+        reference = None if timbre is None else timbre.values
+        key = (model, plan, codes, None if reference is None else reference.numpy().tobytes())
+        if self._remembered is None or self._remembered[0] != key:
+            self._remembered = None  # before the new ones take memory
+            self._remembered = (key, self._build_conditions(model, plan, codes, reference))
+        return self._remembered[1]
+
+    def _build_conditions(
+        self, model: ModelSpec, plan: Plan, codes: Codes | None, reference_BTC: Tensor | None
+    ) -> list[conditions.Conditions]:
+        quiet_NC = self._silence(model)
+        detokenizer = self.store.backend(model, "audio_detokenizer") if codes else None
+        items = codes.items if codes else (None,)
+        seconds = None if codes else plan.whole_seconds
+        canvases = [conditions.paint(detokenizer, item, seconds, quiet_NC) for item in items]
+        self.host.check_interrupt()
+        reader = self.store.backend(model, "text_encoder")
+        encode = load_tokenizer().encode
+        words = conditions.read(reader, encode, plan, canvases[0].instruction)
+        require_finite(words.text_BLD, "Text encoder", CURE)
+        self.host.check_interrupt()
+        encoder = self.store.backend(model, "condition_encoder")
+        built = []
+        for canvas in canvases:
+            condition = conditions.build(encoder, words, canvas, quiet_NC, reference_BTC)
+            require_finite(condition.encoder_BLD, "Condition encoder", CURE)
+            require_finite(condition.context_BTC, "Audio detokenizer", CURE)
+            built.append(condition)
+        return built
+
+    def _silence(self, model: ModelSpec) -> Tensor:
+        """Latents of silence (N, 64): stored beside the DiT, or rebuilt from the VAE."""
+        if model.vae not in self._silences:
+            stored = read_silence(model)
+            if stored is None:
+                stored = silence.from_encoder(self.store.backend(model, "vae").encode)
+            self._silences[model.vae] = require_finite(stored, "Latents of silence", CURE)
+        return self._silences[model.vae]
+
+    def _codec(self, model: ModelSpec, tile: int) -> tuple[Any, int]:
+        runtime = self.store.runtime(model)
+        tile = tile or runtime.tile
+        return self.store.backend(model, "vae", tile * FRAME_MEMORY[runtime.precision]), tile
+
+    @contextmanager
+    def _bar(self, stage: str, total: int) -> Iterator[Callable[..., None]]:
+        """An update function (done, total) for a loop; it raises where the user stops."""
+        bar = self.host.progress(stage, total) if total else None
+
+        def update(done: int, total: int = total) -> None:
+            nonlocal bar
+            bar = bar or self.host.progress(stage, total)
+            bar.update(done)
+
+        try:
+            self.host.check_interrupt()
+            yield update
+        finally:
+            if bar:
+                bar.close()
+
+
+def _songs(codes: Codes | None, sampling: DiTSampling) -> int:
+    """Codes of one song may be rendered with many seeds; codes of several decide the number."""
+    if codes is None or len(codes.items) == 1:
+        return sampling.batch
+    if sampling.batch not in (1, len(codes.items)):
+        raise InvalidRequest(
+            f"There are codes for {len(codes.items)} songs, but a batch of {sampling.batch} was asked "
+            "for. Set the batch to 1 to render each of them once."
+        )
+    return len(codes.items)
+
+
+def _frames(plan: Plan, codes: Codes | None) -> int:
+    """Frames to keep of each song: the exact request, or all that codes of another length hold."""
+    lengths = sorted({len(item) for item in codes.items}) if codes else []
+    if len(lengths) > 1:
+        raise InvalidRequest(
+            f"The songs of this batch have different numbers of codes ({lengths}), which cannot "
+            "share one latent. Render them one after the other."
+        )
+    if lengths and lengths[0] != planner.codes_for(plan.whole_seconds):
+        return lengths[0] * FRAMES_PER_CODE
+    return frames_of(plan.duration)
+
+
+def _record(
+    family: str, settings: sample.ResolvedSampling, seeds: list[int], codes: Codes | None
+) -> dict[str, Any]:
+    """What the render really used, ready for JSON."""
+    return {
+        "family": family,
+        "instruction": text.INSTRUCTIONS["cover" if codes else "text2music"],
+        "nodes": list(settings.nodes),
+        "guidance": settings.guidance,
+        "interval": list(settings.interval),
+        "seeds": seeds,
+        "codes": [len(item) for item in codes.items] if codes else [],
+    }
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()
+
+
+def get_engine(make_host: Callable[[], Host] = LocalHost) -> Engine:
+    """The engine of this process, built on the first call with `make_host()`."""
+    global _engine
+    with _engine_lock:
+        if _engine is None:
+            _engine = Engine(make_host())
+        return _engine

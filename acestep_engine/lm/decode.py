@@ -1,0 +1,237 @@
+"""The one decode loop: feed, score the candidates, draw, until the course is over.
+
+A `Course` says what may come next and what is fed after each draw: `TextCourse` writes a `<think>`
+block by the grammar, `CodesCourse` draws audio codes without waiting for the device. Knows no
+prompt wording and no backend. Dimension key: B rows (conditional, unconditional) · D width ·
+V candidates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..backends.base import LanguageModel, Rows
+from ..errors import InvalidRequest, NonFinite, OutOfMemory
+from ..host import Host
+from ..types import LMSampling
+from . import sampling as draws
+from .grammar import Grammar, State
+from .tokenizer import Vocabulary
+
+MAX_POSITIONS = 40_960  # max_position_embeddings of all sizes
+CHECK_SECONDS = 0.2  # longest time between looks at the device
+GATHER = 4_096  # more candidates than this are cut from a product with the whole text vocabulary
+MIB = 1 << 20
+
+Feed = Sequence[Sequence[int]] | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Token ids that may come next, and the head rows that score them in the same order."""
+
+    ids_V: Tensor
+    rows: tuple[Rows, ...]
+    columns_V: Tensor | None = None  # which of the rows to keep; None keeps all
+
+    def scores(self, lm: LanguageModel, hidden_BD: Tensor) -> Tensor:
+        parts = [lm.logits(hidden_BD, rows) for rows in self.rows]
+        logits_BV = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return logits_BV if self.columns_V is None else logits_BV[:, self.columns_V]
+
+
+class Course(Protocol):
+    """What may come next, step by step."""
+
+    vocabulary: Vocabulary
+    limit: int  # most tokens that will be fed or drawn
+
+    @property
+    def greedy(self) -> bool:
+        """Whether this step takes the likeliest candidate."""
+        ...
+
+    def candidates(self) -> Candidates: ...
+
+    def accept(self, id_1: Tensor, rows: int) -> Feed | None:
+        """Take the drawn id (1,) of all `rows` rows; what to feed next, None at the end."""
+        ...
+
+    def settle(self) -> tuple[int, bool]:
+        """How many tokens there are, and whether it is over; may wait for the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One generation: its name for messages, a prompt for each row, and how tokens are drawn."""
+
+    stage: str
+    prompts: tuple[list[int], ...]
+    sampling: LMSampling
+
+
+class TextCourse:
+    """A `<think>` block, drawn by `grammar` from where `state` is."""
+
+    def __init__(
+        self, grammar: Grammar, state: State, vocabulary: Vocabulary, device: torch.device
+    ) -> None:
+        self._grammar, self._state = grammar, state
+        self.vocabulary = vocabulary
+        self._device = device
+        self._known: dict[int, Candidates] = {}
+        self.limit = grammar.budget(state)
+
+    @property
+    def greedy(self) -> bool:
+        return self._state.greedy
+
+    def candidates(self) -> Candidates:
+        ids = self._grammar.allowed(self._state)
+        known = self._known.get(id(ids))  # the grammar keeps its arrays, so the key is stable
+        if known is None:
+            ids_V = torch.as_tensor(ids, device=self._device)
+            wide = len(ids) > GATHER
+            known = (
+                Candidates(ids_V, (slice(0, self.vocabulary.text),), ids_V)
+                if wide
+                else Candidates(ids_V, (ids_V,))
+            )
+            self._known[id(ids)] = known
+        return known
+
+    def accept(self, id_1: Tensor, rows: int) -> Feed | None:
+        self._grammar.advance(self._state, int(id_1))
+        return None if self._state.done else [self._state.take()] * rows
+
+    def settle(self) -> tuple[int, bool]:
+        return len(self._state.written), self._state.done
+
+
+class CodesCourse:
+    """`minimum` to `maximum` audio codes; the end token is a candidate in between only."""
+
+    greedy = False
+
+    def __init__(
+        self, vocabulary: Vocabulary, minimum: int, maximum: int, device: torch.device
+    ) -> None:
+        self.vocabulary = vocabulary
+        self._minimum, self.limit = minimum, maximum
+        codes = vocabulary.code_ids
+        ids_V = torch.arange(codes.start, codes.stop, device=device)
+        end_1 = torch.tensor([vocabulary.end], device=device)
+        self._going = Candidates(ids_V, (codes,))
+        self._ending = Candidates(torch.cat((ids_V, end_1)), (codes, end_1))
+        self._drawn: list[Tensor] = []
+        self._codes: list[int] = []  # read back from the device so far
+        self._over = False
+
+    def candidates(self) -> Candidates:
+        return self._going if len(self._drawn) < self._minimum else self._ending
+
+    def accept(self, id_1: Tensor, rows: int) -> Feed | None:
+        self._drawn.append(id_1)
+        return None if len(self._drawn) == self.limit else id_1.expand(rows, 1)
+
+    def settle(self) -> tuple[int, bool]:
+        fresh = self._drawn[len(self._codes) :]
+        if fresh and not self._over:
+            for token in torch.cat(fresh).tolist():
+                if token == self.vocabulary.end:
+                    self._over = True
+                    break
+                self._codes.append(token - self.vocabulary.first_code)
+        return len(self._codes), self._over
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        return tuple(self._codes)
+
+
+@torch.inference_mode()
+def decode(lm: LanguageModel, task: Task, course: Course, host: Host) -> None:
+    """Run `course` to its end. Row 0 is conditional; a second row is CFG's unconditional one."""
+    _check_room(lm, task, course, host)
+    bar = host.progress(task.stage, course.limit)
+    try:
+        for done in _steps(lm, task, course, host):
+            bar.update(done)
+        bar.update(course.limit)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{task.stage}: the device ran out of memory. Close other programs, choose a smaller "
+            f"language model, or ask for a shorter song. ({error})"
+        ) from error
+    finally:
+        bar.close()
+
+
+def _steps(lm: LanguageModel, task: Task, course: Course, host: Host) -> Iterator[int]:
+    """The loop. Asks for an interrupt at each token; yields the number of tokens now and then.
+
+    Progress and non-finite scores are looked at every CHECK_SECONDS only, because each look waits
+    for the device.
+    """
+    device = torch.device(lm.device)
+    uniforms = draws.uniforms(task.sampling.seed, course.limit, device)
+    seen_V = torch.zeros(course.vocabulary.size, dtype=torch.bool, device=device)
+    clean = torch.ones((), dtype=torch.bool, device=device)
+    looked = time.monotonic()
+    host.check_interrupt()
+    session = lm.open(len(task.prompts), _capacity(task, course))
+    feed: Feed | None = task.prompts
+    for uniform in uniforms:
+        candidates = course.candidates()
+        logits_BV = candidates.scores(lm, session.feed(feed))
+        clean &= logits_BV.isfinite().all()
+        sampling = replace(task.sampling, temperature=0.0) if course.greedy else task.sampling
+        if len(logits_BV) == 2:
+            logits_BV = draws.guide(logits_BV[:1], logits_BV[1:], sampling.cfg_scale)
+        if sampling.repetition_penalty != 1:
+            drawn_V = seen_V[candidates.ids_V]
+            logits_BV = draws.penalise(logits_BV, drawn_V, sampling.repetition_penalty)
+        id_1 = candidates.ids_V[draws.draw(logits_BV, uniform, sampling)]
+        seen_V[id_1] = True
+        feed = course.accept(id_1, len(task.prompts))
+        host.check_interrupt()
+        if feed is None or time.monotonic() - looked > CHECK_SECONDS:
+            done, over = course.settle()
+            if not clean:
+                raise NonFinite(
+                    f"{task.stage}: the language model gave NaN or infinite scores within the "
+                    f"first {done} tokens. Try precision fp32 or bf16, or another file."
+                )
+            yield done
+            if over or feed is None:
+                return
+            looked = time.monotonic()
+
+
+def _capacity(task: Task, course: Course) -> int:
+    return max(map(len, task.prompts)) + course.limit
+
+
+def _check_room(lm: LanguageModel, task: Task, course: Course, host: Host) -> None:
+    """The length is known before the first token, so what cannot fit is said at once."""
+    rows, capacity = len(task.prompts), _capacity(task, course)
+    if capacity > MAX_POSITIONS:
+        raise InvalidRequest(
+            f"{task.stage}: the prompt has {capacity - course.limit} tokens and up to "
+            f"{course.limit} follow, but the language model reads {MAX_POSITIONS} at most. "
+            "Shorten the lyrics or the caption."
+        )
+    need, free = lm.cache_bytes(rows, capacity), host.free_memory(torch.device(lm.device))
+    if 0 < free < need:  # 0: the system does not say
+        raise OutOfMemory(
+            f"{task.stage}: {rows} x {capacity} tokens need {need / MIB:.0f} MiB of memory on "
+            f"{lm.device}, and {free / MIB:.0f} MiB are free. Free some memory, choose a smaller "
+            "language model, ask for a shorter song, or set cfg_scale to 1 (halves the need)."
+        )

@@ -1,0 +1,1 @@
+"""The models in torch: module trees named as the official checkpoints, without files or loops."""

@@ -1,0 +1,205 @@
+"""Blocks that the models share: rotary positions, grouped-query attention, SwiGLU, encoder tower.
+
+They know neither files nor caches. `ops` is the namespace that makes every layer with weights
+(torch.nn, or one that casts weights on the fly), so nothing here reads `.weight`.
+Dimension key: B items · L tokens · D width · H query heads · G key and value heads · K head dim ·
+N blocks of a window.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..config import DiTConfig, EncoderConfig, Qwen3Config
+from ..models_spec import is_sliding, rope_frequencies
+
+Sizes = Qwen3Config | EncoderConfig | DiTConfig
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines of the positions, (..., L, 1, K / 2), to broadcast over heads."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotary_table(positions: Tensor, sizes: Sizes, dtype: torch.dtype) -> Rotary:
+    """The rotation of each position; angles in float32, then rounded to `dtype`."""
+    frequencies = torch.tensor(
+        rope_frequencies(sizes.head_dim, sizes.rope_theta),
+        dtype=torch.float32,
+        device=positions.device,
+    )
+    angles = (positions[..., None].float() * frequencies)[..., None, :]
+    return Rotary(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def rotate(x_BLHK: Tensor, rotary: Rotary) -> Tensor:
+    """Turn element i against element i + K / 2 by the angle of its position."""
+    first, second = x_BLHK.chunk(2, dim=-1)
+    return torch.cat(
+        (
+            torch.addcmul(first * rotary.cos, second, rotary.sin, value=-1),
+            torch.addcmul(second * rotary.cos, first, rotary.sin),
+        ),
+        dim=-1,
+    )
+
+
+def attend(
+    q_BHLK: Tensor,
+    k_BGLK: Tensor,
+    v_BGLK: Tensor,
+    window: int | None = None,
+    keep_BL: Tensor | None = None,
+) -> Tensor:
+    """Attention in both directions, to keys at most `window` away and not masked by `keep_BL`.
+
+    A masked position still sees itself, so that its output stays finite; nobody reads it.
+    """
+    length = k_BGLK.shape[2]
+    if window is not None and length > window + 1:
+        return _attend_in_blocks(q_BHLK, k_BGLK, v_BGLK, window, keep_BL)
+    mask = None
+    if keep_BL is not None:
+        itself = torch.eye(length, dtype=torch.bool, device=keep_BL.device)
+        mask = keep_BL[:, None, None, :] | itself
+    return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, attn_mask=mask, enable_gqa=True)
+
+
+def _attend_in_blocks(
+    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, window: int, keep_BL: Tensor | None
+) -> Tensor:
+    """Windowed attention with work linear in the length.
+
+    A block of `window` queries sees its own keys and those of the block before and after it: three
+    windows of keys, from which a mask that is the same for every block cuts |i - j| <= window.
+    """
+    batch, _, length, _ = q_BHLK.shape
+    blocks = -(-length // window)
+    tail = blocks * window - length
+
+    def neighbourhoods(x_BGLK: Tensor) -> Tensor:
+        padded = F.pad(x_BGLK, (0, 0, window, window + tail))
+        return rearrange(padded.unfold(2, 3 * window, window), "b g n k j -> (b n) g j k")
+
+    if keep_BL is None:
+        keep_BL = torch.ones(1, length, dtype=torch.bool, device=q_BHLK.device)
+    present = F.pad(keep_BL, (window, window + tail)).unfold(1, 3 * window, window)
+    present = present.expand(batch, -1, -1)
+    steps = torch.arange(3 * window, device=q_BHLK.device)
+    distance = steps - (steps[:window, None] + window)
+    near = distance.abs() <= window
+    mask = (near & rearrange(present, "b n j -> (b n) 1 1 j")) | (distance == 0)
+    out = F.scaled_dot_product_attention(
+        rearrange(F.pad(q_BHLK, (0, 0, 0, tail)), "b h (n i) k -> (b n) h i k", n=blocks),
+        neighbourhoods(k_BGLK),
+        neighbourhoods(v_BGLK),
+        attn_mask=mask,
+        enable_gqa=True,
+    )
+    return rearrange(out, "(b n) h i k -> b h (n i) k", n=blocks)[:, :, :length]
+
+
+class Attention(nn.Module):
+    """Projections and head norms of grouped-query attention; `forward` is the two-way self form."""
+
+    def __init__(self, sizes: Sizes, ops: Any) -> None:
+        super().__init__()
+        width, dim = sizes.hidden_size, sizes.head_dim
+        inner, narrow = sizes.num_attention_heads * dim, sizes.num_key_value_heads * dim
+        self.head_dim = dim
+        self.q_proj = ops.Linear(width, inner, bias=False)
+        self.k_proj = ops.Linear(width, narrow, bias=False)
+        self.v_proj = ops.Linear(width, narrow, bias=False)
+        self.o_proj = ops.Linear(inner, width, bias=False)
+        self.q_norm = ops.RMSNorm(dim, eps=sizes.rms_norm_eps)
+        self.k_norm = ops.RMSNorm(dim, eps=sizes.rms_norm_eps)
+
+    def queries(self, x_BLD: Tensor, rotary: Rotary | None = None) -> Tensor:
+        """(B, L, H, K): normed per head, then turned where positions count."""
+        q_BLHK = self.q_norm(self.q_proj(x_BLD).unflatten(-1, (-1, self.head_dim)))
+        return q_BLHK if rotary is None else rotate(q_BLHK, rotary)
+
+    def keys_values(self, x_BLD: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:
+        """Keys, treated like queries, and plain values, both (B, L, G, K)."""
+        k_BLGK = self.k_norm(self.k_proj(x_BLD).unflatten(-1, (-1, self.head_dim)))
+        v_BLGK = self.v_proj(x_BLD).unflatten(-1, (-1, self.head_dim))
+        return (k_BLGK if rotary is None else rotate(k_BLGK, rotary)), v_BLGK
+
+    def merge(self, out_BHLK: Tensor) -> Tensor:
+        """Heads side by side, back to the width of the stream."""
+        return self.o_proj(out_BHLK.transpose(1, 2).flatten(2))
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        rotary: Rotary,
+        window: int | None = None,
+        keep_BL: Tensor | None = None,
+    ) -> Tensor:
+        q, (k, v) = self.queries(x_BLD, rotary), self.keys_values(x_BLD, rotary)
+        out_BHLK = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), window, keep_BL)
+        return self.merge(out_BHLK)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, sizes: Sizes, ops: Any) -> None:
+        super().__init__()
+        width, inner = sizes.hidden_size, sizes.intermediate_size
+        self.gate_proj = ops.Linear(width, inner, bias=False)
+        self.up_proj = ops.Linear(width, inner, bias=False)
+        self.down_proj = ops.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        """`out_dtype`: precision of the down projection, that of `x` if not given."""
+        inner = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(inner.to(out_dtype or x.dtype))
+
+
+class EncoderLayer(nn.Module):
+    """One pre-norm layer of a two-way tower; even layers see a window only."""
+
+    def __init__(self, sizes: EncoderConfig, index: int, ops: Any) -> None:
+        super().__init__()
+        self.window = sizes.sliding_window if is_sliding(index) else None
+        self.input_layernorm = ops.RMSNorm(sizes.hidden_size, eps=sizes.rms_norm_eps)
+        self.self_attn = Attention(sizes, ops)
+        self.post_attention_layernorm = ops.RMSNorm(sizes.hidden_size, eps=sizes.rms_norm_eps)
+        self.mlp = MLP(sizes, ops)
+
+    def forward(self, x_BLD: Tensor, rotary: Rotary, keep_BL: Tensor | None = None) -> Tensor:
+        """The stream may be wider (float32) than the work of the layer, which follows `rotary`."""
+        dtype = rotary.cos.dtype
+        normed = self.input_layernorm(x_BLD).to(dtype)
+        x_BLD = x_BLD + self.self_attn(normed, rotary, self.window, keep_BL)
+        normed = self.post_attention_layernorm(x_BLD).to(dtype)
+        return x_BLD + self.mlp(normed, x_BLD.dtype)
+
+
+class Tower(nn.Module):
+    """Encoder layers and a final norm, on positions 0, 1, 2, ...; models add what lies around."""
+
+    def __init__(self, sizes: EncoderConfig, ops: Any) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.layers = nn.ModuleList(
+            EncoderLayer(sizes, index, ops) for index in range(sizes.num_hidden_layers)
+        )
+        self.norm = ops.RMSNorm(sizes.hidden_size, eps=sizes.rms_norm_eps)
+
+    def run(self, x_BLD: Tensor, keep_BL: Tensor | None = None, wide: bool = False) -> Tensor:
+        """Normed states, (B, L, D). `wide` carries the residual stream in float32."""
+        positions = torch.arange(x_BLD.shape[1], device=x_BLD.device)
+        rotary = rotary_table(positions, self.sizes, x_BLD.dtype)
+        stream = x_BLD.float() if wide else x_BLD
+        for layer in self.layers:
+            stream = layer(stream, rotary, keep_BL)
+        return self.norm(stream).to(x_BLD.dtype)

@@ -1,0 +1,177 @@
+"""Qwen3 dense decoder and its static key/value cache; it serves language model and text encoder.
+
+It knows neither tokens' meaning nor sampling, and has no output head: the head is `embed_tokens`,
+read by whoever needs scores. Dimension key: B rows · L tokens of this call · D width · H query
+heads · G key and value heads · K head dim · T positions of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import Qwen3Config
+from ..errors import InvalidRequest
+from .layers import MLP, Attention, Rotary, rotary_table
+
+
+class Span(NamedTuple):
+    """Where the tokens of one call stand: their positions, and what each may see."""
+
+    rotary: Rotary
+    causal: bool  # the call sees only itself, each token those before it
+    mask: Tensor | None = None  # (B, 1, L, T) over the cache; None where all of it may be seen
+    slots_BL: Tensor | None = None  # where in the cache keys and values go
+    end: int = 0  # positions of the cache in use after the call
+
+
+class KVCache:
+    """Keys and values of B rows, allocated once; each row has its own length.
+
+    One slot behind the capacity takes what padding writes; no mask ever shows it.
+    """
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        rows: int,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        shape = (
+            config.num_hidden_layers,
+            rows,
+            config.num_key_value_heads,
+            capacity + 1,
+            config.head_dim,
+        )
+        # Zeros, because a masked slot still enters the product with weight 0, and 0 * NaN is NaN.
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.table = rotary_table(torch.arange(capacity + 1, device=device), config, dtype)
+        self.lengths = [0] * rows
+        self._lengths_B = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    @staticmethod
+    def nbytes(config: Qwen3Config, rows: int, capacity: int, dtype: torch.dtype) -> int:
+        """Memory of the keys and values of a cache of this size."""
+        per_slot = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        return 2 * per_slot * rows * (capacity + 1) * dtype.itemsize
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3] - 1
+
+    def first(self, rows: int) -> KVCache:
+        """The first rows as a cache of their own, on the same memory."""
+        part = object.__new__(KVCache)
+        part.keys, part.values, part.table = self.keys[:, :rows], self.values[:, :rows], self.table
+        part.lengths, part._lengths_B = self.lengths[:rows], self._lengths_B[:rows].clone()
+        return part
+
+    def spread(self, source: KVCache, index: Sequence[int]) -> None:
+        """Make row i a copy of row `index[i]` of `source`, which may share our memory."""
+        self.lengths = [source.lengths[i] for i in index]
+        end = max(self.lengths)
+        index_B = torch.tensor(index, device=self.keys.device)
+        self._lengths_B = source._lengths_B[index_B]
+        for ours, theirs in ((self.keys, source.keys), (self.values, source.values)):
+            for layer in range(ours.shape[0]):  # one layer at a time bounds the copy in between
+                ours[layer, :, :, :end] = theirs[layer, index_B, :, :end]
+
+    def reserve(self, counts: Sequence[int]) -> Span:
+        """Room for `counts[b]` more tokens in row b, right-padded to the longest of them."""
+        width, fresh = max(counts), max(self.lengths) == 0
+        level = len(set(self.lengths)) == 1
+        grown = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        end, device = max(grown), self.keys.device
+        if end > self.capacity:
+            raise InvalidRequest(
+                f"The language model needs {end} token positions, but its memory was opened for "
+                f"{self.capacity}. Shorten the lyrics, the caption or the duration."
+            )
+        places_BL = self._lengths_B[:, None] + torch.arange(width, device=device)
+        slots_BL = places_BL.clamp(max=self.capacity)
+        mask = None
+        if not fresh and not (level and width == 1):
+            mask = torch.arange(end, device=device) <= places_BL[:, None, :, None]
+        same = len(set(counts)) == 1  # then no host-to-device copy is needed
+        self._lengths_B = self._lengths_B + (width if same else torch.tensor(counts, device=device))
+        self.lengths = grown
+        rotary = Rotary(self.table.cos[slots_BL], self.table.sin[slots_BL])
+        return Span(rotary, fresh, mask, slots_BL, end)
+
+    def write(self, layer: int, k_BLGK: Tensor, v_BLGK: Tensor, span: Span) -> None:
+        row_B1 = torch.arange(k_BLGK.shape[0], device=k_BLGK.device)[:, None]
+        self.keys[layer][row_B1, :, span.slots_BL] = k_BLGK
+        self.values[layer][row_B1, :, span.slots_BL] = v_BLGK
+
+    def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `end` positions, (B, G, T, K) views."""
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+
+class Qwen3Layer(nn.Module):
+    def __init__(self, config: Qwen3Config, index: int, ops: Any) -> None:
+        super().__init__()
+        self.index = index
+        self.input_layernorm = ops.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = Attention(config, ops)
+        self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = MLP(config, ops)
+
+    def forward(self, x_BLD: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        x_BLD = x_BLD + self._attend(self.input_layernorm(x_BLD), span, cache)
+        return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
+
+    def _attend(self, x_BLD: Tensor, span: Span, cache: KVCache | None) -> Tensor:
+        q_BHLK = self.self_attn.queries(x_BLD, span.rotary).transpose(1, 2)
+        k, v = self.self_attn.keys_values(x_BLD, span.rotary)
+        if cache is not None:
+            cache.write(self.index, k, v, span)
+        if cache is None or span.causal:
+            k_BGTK, v_BGTK = k.transpose(1, 2), v.transpose(1, 2)
+        else:
+            k_BGTK, v_BGTK = cache.read(self.index, span.end)
+        out_BHLK = F.scaled_dot_product_attention(
+            q_BHLK, k_BGTK, v_BGTK, attn_mask=span.mask, is_causal=span.causal, enable_gqa=True
+        )
+        return self.self_attn.merge(out_BHLK)
+
+
+class Qwen3Model(nn.Module):
+    """Embeddings in, normed final states out."""
+
+    def __init__(self, config: Qwen3Config, ops: Any = nn) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = ops.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            Qwen3Layer(config, index, ops) for index in range(config.num_hidden_layers)
+        )
+        self.norm = ops.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        embeds_BLD: Tensor,
+        cache: KVCache | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Final states, (B, L, D), of tokens that follow what `cache` holds.
+
+        `counts`: real tokens of each row, the rest is padding on the right; all of them if None.
+        """
+        rows, width, _ = embeds_BLD.shape
+        if cache is None:
+            positions = torch.arange(width, device=embeds_BLD.device)
+            span = Span(rotary_table(positions, self.config, embeds_BLD.dtype), causal=True)
+        else:
+            span = cache.reserve(counts or [width] * rows)
+        for layer in self.layers:
+            embeds_BLD = layer(embeds_BLD, span, cache)
+        return self.norm(embeds_BLD)

@@ -1,0 +1,116 @@
+"""The store: every loaded component, by what it is made of. Nobody else owns weights.
+
+It knows files and classes, but neither loops nor stages. A component is loaded when first asked
+for, placed by the host at each use, and loaded again if it was released meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .backends.torch_eager import BUILDERS
+from .host import Host
+from .runtime import Runtime, choose
+from .types import ModelSpec
+from .weights.layouts import Role, Source, locate
+from .weights.load import fill, read
+from .weights.shapes import config_of
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Key = tuple[str, str, tuple[tuple[str, int, int], ...], str]
+"""Role, prefix inside the files, each file with size and time of change, precision."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Component:
+    """A loaded model part; satisfies `host.Resident`."""
+
+    name: Role
+    key: Key
+    module: torch.nn.Module
+    nbytes: int
+
+
+class Store:
+    """Loaded components by key; one model may share parts with another."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._components: dict[Key, Component] = {}
+        self._runtimes: dict[ModelSpec, Runtime] = {}
+
+    def runtime(self, spec: ModelSpec) -> Runtime:
+        """How `spec` runs on this machine; decided once and logged with its reasons."""
+        if spec not in self._runtimes:
+            runtime = choose(self.host.device_info(), spec.wish)
+            for reason in runtime.reasons:
+                logger.info("%s", reason)
+            self._runtimes[spec] = runtime
+        return self._runtimes[spec]
+
+    def backend(self, spec: ModelSpec, role: Role, memory_required: int = 0) -> Any:
+        """The part `role` of `spec`, placed and ready to run (a Protocol of `backends.base`)."""
+        runtime = self.runtime(spec)
+        component = self._component(spec, role, DTYPES[runtime.precision])
+        device = self.host.place(component, torch.device(runtime.device), memory_required)
+        _, backend_class = BUILDERS[role]
+        return backend_class(component.module, device, DTYPES[runtime.precision])
+
+    def release(self, spec: ModelSpec, keep: tuple[ModelSpec, ...] = ()) -> None:
+        """Drop the components of `spec` that no spec in `keep` uses."""
+        files, kept = _paths(spec), {path for other in keep for path in _paths(other)}
+        for key, component in list(self._components.items()):
+            used = {name for name, _, _ in key[2]}
+            if any(_inside(name, files) and not _inside(name, kept) for name in used):
+                self.host.release(component)
+                del self._components[key]
+        self._runtimes.pop(spec, None)
+
+    def loaded(self) -> list[Component]:
+        return list(self._components.values())
+
+    def _component(self, spec: ModelSpec, role: Role, dtype: torch.dtype) -> Component:
+        source = locate(spec, role)
+        key = _key(role, source, dtype)
+        component = self._components.get(key)
+        if component is None:
+            module = self._load(role, source, dtype)
+            nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
+            component = self._components[key] = Component(role, key, module, nbytes)
+        return component
+
+    def _load(self, role: Role, source: Source, dtype: torch.dtype) -> torch.nn.Module:
+        start = time.perf_counter()
+        tensors = read(source)
+        config = config_of(role, tensors.shapes, source.config)
+        model_class, _ = BUILDERS[role]
+        with torch.device("meta"):
+            module = model_class(config, ops=self.host.ops)
+        fill(module, tensors, dtype)
+        module.eval().requires_grad_(False)
+        logger.info("loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start)
+        return module
+
+
+def _key(role: Role, source: Source, dtype: torch.dtype) -> Key:
+    stats = tuple(
+        (str(path), os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in source.files
+    )
+    return role, source.prefix, stats, str(dtype)
+
+
+def _paths(spec: ModelSpec) -> set[str]:
+    return {path for path in (spec.dit, spec.text_encoder, spec.lm, spec.vae) if path}
+
+
+def _inside(name: str, paths: set[str]) -> bool:
+    return any(name == path or name.startswith(path.rstrip("/\\") + os.sep) for path in paths)

@@ -1,0 +1,129 @@
+"""Long audio through a VAE in tiles: the result equals one pass, the memory is that of one tile.
+
+Integer arithmetic over a callable, for torch and MLX alike: no model is known here, only how far
+it sees. Each tile keeps its core and drops the rim that lacks context; nothing is blended.
+Dimension key: B songs, C latent channels (64), T latent frames, X audio channels, S samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidRequest
+from ..types import HOP, LATENT_CHANNELS, require_finite
+
+# How far a frame's result depends on its neighbours, from the kernels, strides and dilations:
+# a decoded sample on 9 frames to either side, an encoded frame on 12,165 samples (6.3 frames).
+DECODE_OVERLAP = 9
+ENCODE_OVERLAP = 7
+
+AUDIO_CHANNELS = 2
+CURE = "Load the VAE in bf16 or fp32 and check its file; if the input is at fault, render it again."
+
+Fn = Callable[[Tensor], Tensor]
+OnTile = Callable[[int, int], None]  # (tiles done, tiles in all); may raise to stop
+
+
+class Tile(NamedTuple):
+    """Frames [start, stop) to keep, out of the frames [window_start, window_stop) computed."""
+
+    start: int
+    stop: int
+    window_start: int
+    window_stop: int
+
+    @property
+    def trim(self) -> int:
+        """Frames to drop at the left of the window's result."""
+        return self.start - self.window_start
+
+
+def plan_tiles(length: int, tile: int, overlap: int) -> list[Tile]:
+    """Cut `length` frames into the fewest windows of one size, at most `tile` frames each.
+
+    The cores cover every frame once; each has `overlap` frames of context or the song's end on
+    either side. The last window is moved left rather than made smaller.
+    """
+    if tile < 2 * overlap + 1:
+        raise InvalidRequest(
+            f"A VAE tile of {tile} frames is too small: {overlap} frames of context on either side "
+            f"leave nothing to keep. Use at least {2 * overlap + 1} frames, better 128 or more."
+        )
+    if length <= tile:
+        return [Tile(0, length, 0, length)]
+    inner = length - 2 * overlap  # the outermost windows keep one rim each
+    count = -(-inner // (tile - 2 * overlap))
+    window = -(-inner // count) + 2 * overlap
+    tiles: list[Tile] = []
+    start = 0
+    while start < length:
+        left = min(max(start - overlap, 0), length - window)
+        stop = length if left + window == length else left + window - overlap
+        tiles.append(Tile(start, stop, left, left + window))
+        start = stop
+    return tiles
+
+
+def decode(fn: Fn, latents_BCT: Tensor, tile: int, on_tile: OnTile) -> Tensor:
+    """Waveform (B, 2, 1920 T), float32 on the CPU, by `fn`: (1, 64, t) -> (1, 2, 1920 t)."""
+    batch, _, frames = latents_BCT.shape
+    _check_latents(latents_BCT)
+    tiles = plan_tiles(frames, tile, DECODE_OVERLAP)
+    audio = torch.empty(batch, AUDIO_CHANNELS, frames * HOP, dtype=torch.float32)
+
+    def one(b: int, t: Tile) -> None:  # a function, so that its tensors are gone before the next
+        result = fn(latents_BCT[b : b + 1, :, t.window_start : t.window_stop])
+        core = result[0, :, t.trim * HOP : (t.trim + t.stop - t.start) * HOP]
+        audio[b, :, t.start * HOP : t.stop * HOP] = require_finite(core, "VAE decode", CURE)
+
+    _for_each(one, batch, tiles, on_tile)
+    return audio
+
+
+def encode(fn: Fn, audio_BXS: Tensor, tile: int, on_tile: OnTile) -> Tensor:
+    """Latents (B, 64, S // 1920), float32 on the CPU, by `fn`: (1, 2, s) -> (1, 64, s // 1920)."""
+    batch, _, samples = audio_BXS.shape
+    frames = samples // HOP
+    if frames == 0:
+        raise InvalidRequest(
+            f"The audio has {samples} samples, but one latent frame takes {HOP} (0.04 s). "
+            "Use longer audio."
+        )
+    require_finite(audio_BXS, "VAE encode, input audio", "Use audio whose samples are numbers.")
+    tiles = plan_tiles(frames, tile, ENCODE_OVERLAP)
+    latents = torch.empty(batch, LATENT_CHANNELS, frames, dtype=torch.float32)
+
+    def one(b: int, t: Tile) -> None:
+        # samples past the last whole frame are heard by the frames before them
+        end = samples if t.window_stop == frames else t.window_stop * HOP
+        result = fn(audio_BXS[b : b + 1, :, t.window_start * HOP : end])
+        core = result[0, :, t.trim : t.trim + t.stop - t.start]
+        latents[b, :, t.start : t.stop] = require_finite(core, "VAE encode", CURE)
+
+    _for_each(one, batch, tiles, on_tile)
+    return latents
+
+
+def _for_each(
+    one: Callable[[int, Tile], None], batch: int, tiles: list[Tile], on_tile: OnTile
+) -> None:
+    total = batch * len(tiles)
+    for done in range(total):
+        one(done // len(tiles), tiles[done % len(tiles)])
+        on_tile(done + 1, total)
+
+
+def _check_latents(latents_BCT: Tensor) -> None:
+    """Refuse what can only decode to noise or silence that nobody asked for."""
+    require_finite(latents_BCT, "VAE decode, input latents", CURE)
+    for b, latents_CT in enumerate(latents_BCT):
+        if not latents_CT.any():
+            raise InvalidRequest(
+                f"VAE decode, input latents: song {b + 1} of {len(latents_BCT)} is all zeros: "
+                "an empty latent that no sampler has filled, or a failed render. Connect those "
+                "of a sampler; if they are, load the DiT in bf16 or fp32 and check its file."
+            )

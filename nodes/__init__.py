@@ -1,0 +1,1 @@
+"""ComfyUI nodes: each reads its widgets, makes one engine call and wraps the result."""

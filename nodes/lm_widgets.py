@@ -1,0 +1,86 @@
+"""The widgets that say how the language model draws tokens, for every node that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..acestep_engine.types import MAX_SEED, LMSampling
+
+DEFAULT = LMSampling()
+
+
+def seed_input(what: str) -> Any:
+    """A seed with ComfyUI's control for the next run; `what` it decides goes into the tooltip."""
+    return io.Int.Input(
+        "seed",
+        default=0,
+        min=0,
+        max=MAX_SEED,
+        control_after_generate=True,
+        tooltip=f"Decides {what}. The same seed and settings give the same result again.",
+    )
+
+
+def sampling_inputs() -> list[Any]:
+    """Temperature and the limits on which tokens may be drawn."""
+    return [
+        io.Float.Input(
+            "temperature",
+            default=DEFAULT.temperature,
+            min=0.0,
+            max=5.0,
+            step=0.01,
+            tooltip="How daring the choices are: 0 always takes the likeliest, above 1 gets wild.",
+        ),
+        io.Int.Input(
+            "top_k",
+            default=DEFAULT.top_k,
+            min=0,
+            max=100_000,
+            advanced=True,
+            tooltip="Choose among this many likeliest tokens only. 0: no such limit.",
+        ),
+        io.Float.Input(
+            "top_p",
+            default=DEFAULT.top_p,
+            min=0.01,
+            max=1.0,
+            step=0.01,
+            advanced=True,
+            tooltip="Choose among the likeliest tokens that together are this probable. 1: off.",
+        ),
+        io.Float.Input(
+            "min_p",
+            default=DEFAULT.min_p,
+            min=0.0,
+            max=1.0,
+            step=0.01,
+            advanced=True,
+            tooltip="Leave out tokens below this share of the likeliest one. 0: off.",
+        ),
+        io.Float.Input(
+            "repetition_penalty",
+            default=DEFAULT.repetition_penalty,
+            min=0.1,
+            max=10.0,
+            step=0.01,
+            advanced=True,
+            tooltip="Above 1 makes tokens that already came less likely. 1: off.",
+        ),
+    ]
+
+
+def sampling_of(widgets: Mapping[str, Any], **more: Any) -> LMSampling:
+    """The widgets of `sampling_inputs` and `seed_input`, with `more` fields beside them."""
+    return LMSampling(
+        temperature=widgets["temperature"],
+        top_k=widgets["top_k"],
+        top_p=widgets["top_p"],
+        min_p=widgets["min_p"],
+        repetition_penalty=widgets["repetition_penalty"],
+        seed=widgets["seed"],
+        **more,
+    )

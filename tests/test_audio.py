@@ -1,0 +1,80 @@
+"""Sound files: exact lengths, faithful samples, no half-written file, untouched inputs."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from acestep_engine.audio import load, resample, save, to_stereo
+from acestep_engine.errors import InvalidRequest
+from acestep_engine.types import Audio
+
+
+def tone(seconds: float, rate: int, channels: int = 2, hertz: float = 440.0) -> Audio:
+    t_S = torch.arange(round(seconds * rate), dtype=torch.float64) / rate
+    rows = [0.5 * torch.sin(2 * math.pi * hertz * (n + 1) * t_S) for n in range(channels)]
+    return Audio(torch.stack(rows)[None].float(), rate)
+
+
+@pytest.mark.parametrize(("suffix", "tolerance"), [(".wav", 2e-7), (".flac", 2e-7)])
+def test_lossless_files_give_back_the_samples(
+    tmp_path: Path, suffix: str, tolerance: float
+) -> None:
+    audio = tone(1.3, 48_000)
+    back = load(save(audio, tmp_path / f"song{suffix}"))
+    assert back.sample_rate == 48_000
+    assert back.waveform.shape == audio.waveform.shape
+    assert (back.waveform - audio.waveform).abs().max() <= tolerance
+
+
+def test_wav_header_says_stereo_48_khz_24_bits(tmp_path: Path) -> None:
+    head = save(tone(0.5, 48_000), tmp_path / "song.wav").read_bytes()[:40]
+    assert head[:4] + head[8:16] == b"RIFFWAVEfmt "
+    channels, rate, _, _, bits = struct.unpack_from("<HIIHH", head, 22)
+    assert (channels, rate, bits) == (2, 48_000, 24)
+
+
+def test_mp3_keeps_tone_and_length(tmp_path: Path) -> None:
+    back = load(save(tone(2.0, 48_000), tmp_path / "song.mp3"))
+    assert abs(back.seconds - 2.0) < 0.06
+    spectrum = torch.fft.rfft(back.waveform[0, 0]).abs()
+    assert abs(spectrum.argmax() / back.seconds - 440) < 1
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 96_000])
+def test_resampling_has_the_exact_length_and_follows_the_sine(rate: int) -> None:
+    audio = tone(1.5, rate, channels=1)
+    before = audio.waveform.clone()
+    out = resample(audio)
+    assert out.waveform.shape == (1, 1, round(audio.waveform.shape[-1] * 48_000 / rate))
+    error = (out.waveform - tone(1.5, 48_000, channels=1).waveform)[..., 1_000:-1_000].abs().max()
+    assert error < 2e-3
+    assert torch.equal(audio.waveform, before)
+
+
+def test_every_channel_count_becomes_stereo() -> None:
+    mono, six = tone(0.1, 48_000, 1), tone(0.1, 48_000, 6)
+    assert torch.equal(*to_stereo(mono).waveform.unbind(1))
+    assert torch.equal(to_stereo(six).waveform, six.waveform[:, :2])
+
+
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
+    broken = Audio(torch.zeros(1, 3, 100))
+    with pytest.raises(InvalidRequest, match="3 channels"):
+        save(broken, tmp_path / "song.wav")
+    with pytest.raises(InvalidRequest, match=r"\.ogg"):
+        save(tone(0.1, 48_000), tmp_path / "song.ogg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_sound_is_refused_with_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "words.wav"
+    path.write_text("not sound")
+    with pytest.raises(InvalidRequest, match=r"words\.wav"):
+        load(path)
+    with pytest.raises(InvalidRequest, match=r"gone\.wav"):
+        load(tmp_path / "gone.wav")

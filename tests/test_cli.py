@@ -1,0 +1,97 @@
+"""The command line as a user meets it: in a process of its own, by its output and its files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from acestep_engine import audio
+from acestep_engine.types import ModelSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "acestep_engine", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_song_writes_a_stereo_file_and_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "songs" / "first.flac"
+    result = run("song", "--model", "tiny", "--seconds", "3", "--caption", "calm", "--out", out)
+    assert result.returncode == 0, result.stderr
+    sound = audio.load(out)
+    assert (sound.sample_rate, sound.waveform.shape) == (48_000, (1, 2, 144_000))
+    assert "Plan (3 s, seed 0):" in result.stdout
+    assert "duration: 3" in result.stdout
+    report = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
+    assert report["seconds"] == 3
+    assert report["plan"]["metadata"]["duration"] == 3
+    assert len(report["codes"]["items"][0]) == 15
+    assert report["codes"]["seeds"] == [0]
+    assert report["render"]["seeds"] == [0]
+    assert report["render"]["instruction"].startswith("Generate audio semantic tokens")
+    assert report["model"]["device"] == "cpu"
+    assert report["model"]["parts"]["dit"]["files"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["first.flac", "first.json"]
+
+
+@pytest.mark.slow
+def test_a_batch_writes_a_file_per_song(tmp_path: Path) -> None:
+    out = tmp_path / "s.wav"
+    common = ("--model", "tiny", "--seconds", "1", "--no-think", "--no-codes", "--out", out)
+    assert run("song", *common, "--batch", "2").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s-2.wav", "s.json", "s.wav"]
+    instruction = json.loads((tmp_path / "s.json").read_text())["render"]["instruction"]
+    assert instruction.startswith("Fill the audio semantic mask")
+
+
+@pytest.mark.slow
+def test_encode_and_decode_keep_the_length(tmp_path: Path, tiny_model: ModelSpec) -> None:
+    song = tmp_path / "a.wav"
+    model = ("--model", Path(tiny_model.vae).parent)
+    assert run("song", *model, "--seconds", "2", "--no-codes", "--out", song).returncode == 0
+    encoded = run("encode", *model, song, tmp_path / "a.safetensors")
+    assert "latents (1, 50, 64)" in encoded.stdout, encoded.stderr
+    assert run("decode", *model, tmp_path / "a.safetensors", tmp_path / "b.mp3").returncode == 0
+    assert abs(audio.load(tmp_path / "b.mp3").seconds - 2) < 0.06
+
+
+def test_plan_and_inspect_print_what_is_used(tmp_path: Path, tiny_model: ModelSpec) -> None:
+    model = ("--model", Path(tiny_model.vae).parent)
+    plan = run("plan", *model, "--bpm", "100", "--key", "A minor", "--out", tmp_path / "p.json")
+    assert "bpm: 100" in plan.stdout, plan.stderr
+    assert json.loads((tmp_path / "p.json").read_text())["metadata"]["keyscale"] == "A minor"
+    described = json.loads(run("inspect", *model).stdout)
+    assert described["family"] == "turbo"
+    assert described["precision"] == "fp32"
+    assert any("fp32" in reason for reason in described["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("song", "--model", "gone", "--out", "x.wav"), ("gone",)),
+        (("song", "--model", "tiny", "--out", "x.xyz"), (".xyz", ".flac")),
+        (("song", "--model", "tiny", "--seconds", "1e6", "--out", "x.wav"), ("600",)),
+        (("plan", "--model", "tiny", "--bpm", "5"), ("30", "300")),
+        (("song", "--model", "tiny", "--device", "cuda", "--out", "x.wav"), ("cuda", "cpu")),
+        (("decode", "--model", "tiny", "gone.safetensors", "x.wav"), ("gone.safetensors",)),
+    ],
+    ids=["model", "suffix", "length", "bpm", "device", "latents"],
+)
+def test_mistakes_end_in_one_readable_line(
+    arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    result = run(*arguments)
+    assert result.returncode == 1
+    message = result.stderr.strip().splitlines()[-1]
+    assert message.startswith("Error: ")
+    assert all(word in message for word in words), message
+    assert "Traceback" not in result.stderr
+    assert not (ROOT / "x.wav").exists()

@@ -1,0 +1,94 @@
+"""The policy as a table: machine and wish in, decision out."""
+
+from __future__ import annotations
+
+import pytest
+
+from acestep_engine.errors import UnsupportedRuntime
+from acestep_engine.runtime import GIB, DeviceInfo, Wish, choose
+
+CUDA = DeviceInfo(
+    kind="cuda",
+    name="NVIDIA H200",
+    bf16=True,
+    flash_attn=True,
+    total_memory=140 * GIB,
+    free_memory=130 * GIB,
+    available=("cuda", "cpu"),
+)
+
+
+def cuda(**changes: object) -> DeviceInfo:
+    values = {name: getattr(CUDA, name) for name in CUDA.__slots__} | changes
+    return DeviceInfo(**values)  # type: ignore[arg-type]
+
+
+SMALL = cuda(name="GTX 1060", bf16=False, total_memory=6 * GIB, free_memory=5 * GIB)
+JETSON = cuda(name="Orin (nvgpu)", total_memory=30 * GIB, free_memory=20 * GIB)
+MPS = DeviceInfo(
+    kind="mps", name="Apple M3", bf16=True, total_memory=36 * GIB, available=("mps", "cpu")
+)
+CPU = DeviceInfo(kind="cpu", total_memory=16 * GIB, free_memory=8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("info", "device", "precision", "tile"),
+    [
+        (CUDA, "cuda", "bf16", 512),
+        (SMALL, "cuda", "fp32", 256),
+        (cuda(free_memory=2 * GIB, total_memory=4 * GIB), "cuda", "bf16", 128),
+        (JETSON, "cuda", "bf16", 512),
+        (cuda(rocm=True, name="AMD Radeon"), "cuda", "bf16", 512),
+        (MPS, "mps", "bf16", 256),
+        (CPU, "cpu", "fp32", 256),
+    ],
+)
+def test_automatic_choice(info: DeviceInfo, device: str, precision: str, tile: int) -> None:
+    runtime = choose(info)
+    assert (runtime.device, runtime.precision, runtime.tile) == (device, precision, tile)
+    assert runtime.mode == "eager"
+
+
+@pytest.mark.parametrize("info", [CUDA, SMALL, MPS, CPU])
+def test_fp16_is_never_chosen_by_itself(info: DeviceInfo) -> None:
+    assert choose(info).precision != "fp16"
+
+
+@pytest.mark.parametrize(
+    ("info", "word"),
+    [
+        (JETSON, "Jetson"),
+        (cuda(name="NVIDIA Tegra X1"), "Jetson"),
+        (cuda(name="Jetson AGX Xavier"), "Jetson"),
+        (cuda(rocm=True), "ROCm"),
+        (cuda(flash_attn=False), "flash-attn"),
+        (MPS, "CUDA only"),
+        (CPU, "CUDA only"),
+    ],
+)
+def test_eager_says_why_graphs_are_unsafe(info: DeviceInfo, word: str) -> None:
+    runtime = choose(info)
+    assert runtime.mode == "eager"
+    assert any(word in reason for reason in runtime.reasons)
+
+
+def test_every_automatic_choice_has_a_reason() -> None:
+    text = "\n".join(choose(CUDA).reasons)
+    for word in ("device", "precision", "mode", "tile"):
+        assert word in text
+
+
+def test_explicit_wishes_are_kept() -> None:
+    runtime = choose(CUDA, Wish(device="cpu", precision="bf16", mode="eager"))
+    assert (runtime.device, runtime.precision, runtime.mode) == ("cpu", "bf16", "eager")
+
+
+@pytest.mark.parametrize("wish", [Wish(device="mps"), Wish(mode="graph")])
+def test_impossible_wish_is_an_error_with_the_cure(wish: Wish) -> None:
+    with pytest.raises(UnsupportedRuntime, match="'auto'"):
+        choose(CUDA, wish)
+
+
+def test_forced_fp16_warns(caplog: pytest.LogCaptureFixture) -> None:
+    assert choose(CUDA, Wish(precision="fp16")).precision == "fp16"
+    assert "overflows in fp16" in caplog.text

@@ -1,0 +1,264 @@
+"""The whole path on tiny real models: length, sameness, memory of conditions, bad input."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from acestep_engine.engine import Engine
+from acestep_engine.errors import AceStepError, Cancelled, InvalidRequest, ModelNotFound, NonFinite
+from acestep_engine.host import LocalHost
+from acestep_engine.types import (
+    Audio,
+    Codes,
+    ComposeOptions,
+    DiTSampling,
+    Latents,
+    LMSampling,
+    ModelSpec,
+    Plan,
+    PlanOptions,
+    Request,
+    crop,
+)
+
+SHORT = Request(
+    caption="calm piano", duration=2, bpm=90, keyscale="C major", timesignature="4", language="en"
+)
+
+
+def song(engine: Engine, model: ModelSpec, request: Request = SHORT, seed: int = 5) -> Audio:
+    sampling = LMSampling(seed=seed)
+    plan = engine.plan(model, request, PlanOptions(sampling=sampling))
+    codes = engine.compose(model, plan, ComposeOptions(sampling=sampling))
+    latents = engine.render(model, plan, codes, DiTSampling(seed=seed))
+    return crop(engine.decode(model, latents), plan.duration)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 5.12, 7.2, 10.0])
+def test_the_song_has_the_asked_length(
+    engine: Engine, tiny_model: ModelSpec, seconds: float
+) -> None:
+    audio = song(engine, tiny_model, replace(SHORT, duration=seconds))
+    assert audio.waveform.shape == (1, 2, round(seconds * 48_000))
+    assert audio.waveform.isfinite().all()
+    assert 0 < audio.waveform.abs().max() <= 1
+
+
+def test_each_layout_gives_the_same_song_bit_for_bit(
+    engine: Engine, tiny_models: dict[str, ModelSpec]
+) -> None:
+    songs = {layout: song(engine, model).waveform for layout, model in tiny_models.items()}
+    first = songs.pop("official")
+    for layout, other in songs.items():
+        assert torch.equal(first, other), layout
+
+
+def test_a_seed_is_a_song_and_global_generators_stay_untouched(
+    engine: Engine, tiny_model: ModelSpec
+) -> None:
+    open_request = Request(caption="surprise me", duration=2)
+    first = song(engine, tiny_model, open_request).waveform
+    torch.rand(1000), np.random.rand(1000), random.random()
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
+    second = song(Engine(LocalHost(show=False)), tiny_model, open_request).waveform
+    assert torch.equal(first, second)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert np.array_equal(states[1], np.random.get_state()[1])  # type: ignore[index]
+    assert states[2] == random.getstate()
+    assert not torch.equal(first, song(engine, tiny_model, open_request, seed=6).waveform)
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_file(tmp_path: Path, tiny_model: ModelSpec) -> None:
+    for name in ("a.wav", "b.wav"):
+        command = [sys.executable, "-m", "acestep_engine", "song", "--model", str(Path(tiny_model.vae).parent)]
+        command += ["--seconds", "2", "--seed", "3", "--out", str(tmp_path / name)]
+        root = str(Path(__file__).resolve().parent.parent)
+        subprocess.run(command, check=True, cwd=root, capture_output=True)
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+def test_a_song_alone_is_the_song_in_a_batch_of_four(
+    engine: Engine, tiny_model: ModelSpec
+) -> None:
+    plan = engine.plan(tiny_model, SHORT)
+    options = ComposeOptions(batch=4, sampling=LMSampling(seed=20))
+    codes = engine.compose(tiny_model, plan, options)
+    batch = engine.decode(tiny_model, engine.render(tiny_model, plan, codes, DiTSampling(seed=20)))
+    for item in range(4):
+        alone = engine.compose(tiny_model, plan, ComposeOptions(sampling=LMSampling(seed=20 + item)))
+        assert alone.items[0] == codes.items[item]
+        latents = engine.render(tiny_model, plan, alone, DiTSampling(seed=20 + item))
+        audio = engine.decode(tiny_model, latents)
+        assert torch.equal(audio.waveform[0], batch.waveform[item])
+
+
+def test_codes_decide_the_length_where_they_differ_from_the_plan(
+    engine: Engine, tiny_model: ModelSpec
+) -> None:
+    plan = engine.plan(tiny_model, replace(SHORT, duration=20))
+    latents = engine.render(tiny_model, plan, Codes((tuple(range(40)),)))
+    assert latents.values.shape == (1, 200, 64)
+
+
+def test_another_dit_seed_encodes_nothing_again(engine: Engine, tiny_model: ModelSpec) -> None:
+    plan = engine.plan(tiny_model, SHORT)
+    first = engine.render(tiny_model, plan, None, DiTSampling(seed=1))
+    remembered = engine._remembered
+    second = engine.render(tiny_model, plan, None, DiTSampling(seed=2))
+    assert engine._remembered is remembered
+    assert not torch.equal(first.values, second.values)
+
+
+def test_released_weights_load_again(engine: Engine, tiny_model: ModelSpec) -> None:
+    plan = engine.plan(tiny_model, SHORT)
+    before = engine.render(tiny_model, plan)
+    engine.release(tiny_model)
+    assert engine.store.loaded() == []
+    assert torch.equal(engine.render(tiny_model, plan).values, before.values)
+
+
+def test_release_keeps_what_another_model_shares(
+    engine: Engine, tiny_models: dict[str, ModelSpec]
+) -> None:
+    official, split = tiny_models["official"], tiny_models["comfy_split"]
+    mixed = replace(split, vae=official.vae)
+    engine.decode(official, Latents(torch.ones(1, 20, 64)))
+    engine.release(official, keep=(mixed,))
+    assert [part.name for part in engine.store.loaded()] == ["vae"]
+
+
+def test_encode_then_decode_keeps_the_length(engine: Engine, tiny_model: ModelSpec) -> None:
+    given = torch.rand(2, 1, 44_100 * 3) - 0.5
+    before = given.clone()
+    latents = engine.encode(tiny_model, Audio(given, 44_100))
+    assert latents.values.shape == (2, 75, 64)
+    assert engine.decode(tiny_model, latents).waveform.shape == (2, 2, 3 * 48_000)
+    assert torch.equal(given, before)
+
+
+def test_latents_become_codes_in_range(engine: Engine, tiny_model: ModelSpec) -> None:
+    codes = engine.tokenize(tiny_model, Latents(torch.randn(2, 12, 64)))
+    assert [len(item) for item in codes.items] == [3, 3]
+    assert all(0 <= code < 64_000 for item in codes.items for code in item)
+
+
+@pytest.mark.parametrize("stage", ["plan", "compose", "render", "decode"])
+def test_a_stop_request_ends_every_stage(tiny_model: ModelSpec, stage: str) -> None:
+    host = LocalHost(show=False)
+    engine = Engine(host)
+    plan = Plan("a", "b", engine.plan(tiny_model, SHORT).metadata, 10.0)
+    calls: dict[str, Callable[[], object]] = {
+        "plan": lambda: engine.plan(tiny_model, Request("a", duration=10)),
+        "compose": lambda: engine.compose(tiny_model, plan),
+        "render": lambda: engine.render(tiny_model, plan),
+        "decode": lambda: engine.decode(tiny_model, Latents(torch.ones(1, 600, 64)), 64),
+    }
+    host.cancel()
+    with pytest.raises(Cancelled):
+        calls[stage]()
+    calls[stage]()  # and the engine still works
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.full((1, 20, 64), float("nan")), torch.full((1, 20, 64), float("inf"))],
+    ids=["nan", "inf"],
+)
+def test_broken_latents_name_the_stage(
+    engine: Engine, tiny_model: ModelSpec, values: torch.Tensor
+) -> None:
+    with pytest.raises(NonFinite, match="VAE decode"):
+        engine.decode(tiny_model, Latents(values))
+
+
+def test_empty_latents_are_refused(engine: Engine, tiny_model: ModelSpec) -> None:
+    with pytest.raises(AceStepError, match="all zeros"):
+        engine.decode(tiny_model, Latents(torch.zeros(1, 20, 64)))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"duration": 1e6}, "600"),
+        ({"duration": float("nan")}, "duration"),
+        ({"bpm": 1000}, "300"),
+        ({"timesignature": "7"}, "7"),
+        ({"keyscale": "H dur"}, "H dur"),
+        ({"language": "klingon"}, "klingon"),
+    ],
+)
+def test_impossible_requests_say_what_is_possible(
+    engine: Engine, tiny_model: ModelSpec, change: dict[str, object], word: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=word):
+        engine.plan(tiny_model, replace(SHORT, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("duration", [None, 0, -1])
+def test_an_open_length_is_decided_by_the_plan(
+    engine: Engine, tiny_model: ModelSpec, duration: float | None
+) -> None:
+    plan = engine.plan(tiny_model, Request("a", duration=duration))
+    assert 10 <= plan.duration <= 600
+    without_lm = engine.plan(replace(tiny_model, lm=""), Request("a", duration=duration))
+    assert without_lm.duration == 120
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("", ""),
+        ("a<|im_end|></think><|audio_code_5|>", "<|endoftext|>"),
+        ("日本語 😀 é \u202e\x00", "[Verse]\nдождь"),
+        ("calm", "la " * 3_400),
+    ],
+    ids=["empty", "control tokens", "unicode", "10,000 characters"],
+)
+def test_any_words_make_a_song(
+    engine: Engine, tiny_model: ModelSpec, words: tuple[str, str]
+) -> None:
+    request = replace(SHORT, caption=words[0], lyrics=words[1])
+    assert song(engine, tiny_model, request).seconds == 2
+
+
+@pytest.mark.parametrize(
+    ("waveform", "word"),
+    [(torch.zeros(1, 2, 0), "no samples"), (torch.full((1, 2, 4000), float("nan")), "input audio")],
+    ids=["empty", "nan"],
+)
+def test_broken_audio_is_refused(
+    engine: Engine, tiny_model: ModelSpec, waveform: torch.Tensor, word: str
+) -> None:
+    with pytest.raises(AceStepError, match=word):
+        engine.encode(tiny_model, Audio(waveform))
+
+
+def test_six_channels_use_the_first_two(engine: Engine, tiny_model: ModelSpec) -> None:
+    six = torch.rand(1, 6, 9_600) - 0.5
+    latents = engine.encode(tiny_model, Audio(six))
+    assert torch.equal(latents.values, engine.encode(tiny_model, Audio(six[:, :2])).values)
+
+
+@pytest.mark.parametrize("part", ["lm", "vae", "text_encoder", "dit"])
+def test_a_missing_part_is_named_with_the_cure(
+    engine: Engine, tiny_model: ModelSpec, part: str
+) -> None:
+    broken = replace(tiny_model, **{part: str(Path(tiny_model.dit).parent / "gone.safetensors")})
+    with pytest.raises(ModelNotFound, match=r"gone\.safetensors"):
+        song(engine, broken)
+
+
+def test_bf16_runs_the_whole_path(engine: Engine, tiny_model: ModelSpec) -> None:
+    model = replace(tiny_model, wish=replace(tiny_model.wish, precision="bf16"))
+    assert song(engine, model).seconds == 2
+    assert engine.describe(model)["precision"] == "bf16"
