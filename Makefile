@@ -8,7 +8,7 @@ CAPTION ?= warm lo-fi hip hop with a soft piano, vinyl crackle and a lazy drum g
 LYRICS ?= [Instrumental]
 SECONDS ?= 10
 SEED ?= 0
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
 .PHONY: song test lint format venv clean
 
@@ -22,7 +22,7 @@ test: $(VENV)/test.stamp ## every test that runs without a GPU or a ComfyUI chec
 lint: $(VENV)/test.stamp ## format, lint and types, as continuous integration runs them
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/basedpyright --warnings
+	@$(VENV)/bin/basedpyright
 
 format: $(VENV)/test.stamp
 	@$(VENV)/bin/ruff format .

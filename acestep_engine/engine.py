@@ -40,7 +40,7 @@ from .types import (
     require_finite,
 )
 from .vae import level, tiling
-from .weights.layouts import ROLES, Role, family_of, locate
+from .weights.layouts import ROLES, family_of, locate
 from .weights.load import read_silence
 
 CURE = "Try precision fp32; if that does not help, the checkpoint file is damaged: fetch it again."
@@ -113,9 +113,11 @@ class Engine:
                     condition = given[item % len(given)]
                     branches = sample.prepare(velocity, condition, settings)
                     noise = draw(seed, condition.frames)
+                    latents_BTC = noise
                     for step in sample.denoise(velocity, branches, noise, settings):
+                        latents_BTC = step.x_BTC
                         update(item * steps + step.index + 1)
-                    songs.append(step.x_BTC[:, :frames].cpu())
+                    songs.append(latents_BTC[:, :frames].cpu())
             return Latents(torch.cat(songs), _record(family, settings, seeds, codes))
 
     def decode(self, model: ModelSpec, latents: Latents, tile: int = 0) -> Audio:
@@ -182,7 +184,7 @@ class Engine:
         self, model: ModelSpec, plan: Plan, codes: Codes | None, timbre: Latents | None
     ) -> list[conditions.Conditions]:
         """One entry per song with its own codes, or one for all."""
-        reference = None if timbre is None else timbre.values
+        reference = None if timbre is None else conditions.reference(timbre.values)
         key = (model, plan, codes, None if reference is None else reference.numpy().tobytes())
         if self._remembered is None or self._remembered[0] != key:
             self._remembered = None  # before the new ones take memory
@@ -250,8 +252,8 @@ def _songs(codes: Codes | None, sampling: DiTSampling) -> int:
         return sampling.batch
     if sampling.batch not in (1, len(codes.items)):
         raise InvalidRequest(
-            f"There are codes for {len(codes.items)} songs, but a batch of {sampling.batch} was asked "
-            "for. Set the batch to 1 to render each of them once."
+            f"There are codes for {len(codes.items)} songs, but a batch of {sampling.batch} was "
+            "asked for. Set the batch to 1 to render each of them once."
         )
     return len(codes.items)
 

@@ -28,7 +28,11 @@ class Progress(Protocol):
 class Resident(Protocol):
     """What a host moves: a loaded component."""
 
-    name: str  # for messages, such as "lm"
+    @property
+    def name(self) -> str:
+        """For messages, such as "lm"."""
+        ...
+
     module: torch.nn.Module
     nbytes: int
 

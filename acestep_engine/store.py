@@ -30,7 +30,7 @@ Key = tuple[str, str, tuple[tuple[str, int, int], ...], str]
 """Role, prefix inside the files, each file with size and time of change, precision."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(eq=False)
 class Component:
     """A loaded model part; satisfies `host.Resident`."""
 

@@ -83,10 +83,11 @@ def _path(part: Field, name: str) -> str:
     if path := model_folders().get(name):
         return path
     places = ", ".join(f"models/{folder}" for folder in (*FOLDERS[part], "acestep"))
-    missing = "is chosen" if name == NOTHING else f"'{name}' is there"
+    label = PARTS[part].label
+    missing = f"No {label} is chosen" if name == NOTHING else f"The {label} '{name}' is missing"
     raise ModelNotFound(
-        f"No {PARTS[part].label} {missing}: looked in {places}. {cure(part)} Then press R to see "
-        "it in the list, or choose another one."
+        f"{missing}; {places} were searched. {cure(part)} Then press R to see it in the list, or "
+        "choose another one."
     )
 
 

@@ -21,7 +21,7 @@ import folder_paths
 import torch
 
 from ..acestep_engine.engine import Engine, get_engine
-from ..acestep_engine.errors import AceStepError
+from ..acestep_engine.errors import AceStepError, OutOfMemory
 from ..acestep_engine.host import Progress, Resident
 from ..acestep_engine.runtime import DeviceInfo
 from . import handle
@@ -177,6 +177,9 @@ def bordered(execute: Callable[..., Result]) -> Callable[..., Result]:
         with handle.running():
             try:
                 return execute(*args, **kwargs)
+            except OutOfMemory as error:
+                comfy.model_management.unload_all_models()  # as ComfyUI does where torch raises it
+                raise RuntimeError(str(error)) from error
             except AceStepError as error:
                 raise RuntimeError(str(error)) from error
 

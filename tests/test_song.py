@@ -80,22 +80,29 @@ def test_a_seed_is_a_song_and_global_generators_stay_untouched(
 @pytest.mark.slow
 def test_two_processes_make_the_same_file(tmp_path: Path, tiny_model: ModelSpec) -> None:
     for name in ("a.wav", "b.wav"):
-        command = [sys.executable, "-m", "acestep_engine", "song", "--model", str(Path(tiny_model.vae).parent)]
+        command = [
+            sys.executable,
+            "-m",
+            "acestep_engine",
+            "song",
+            "--model",
+            str(Path(tiny_model.vae).parent),
+        ]
         command += ["--seconds", "2", "--seed", "3", "--out", str(tmp_path / name)]
         root = str(Path(__file__).resolve().parent.parent)
         subprocess.run(command, check=True, cwd=root, capture_output=True)
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
 
-def test_a_song_alone_is_the_song_in_a_batch_of_four(
-    engine: Engine, tiny_model: ModelSpec
-) -> None:
+def test_a_song_alone_is_the_song_in_a_batch_of_four(engine: Engine, tiny_model: ModelSpec) -> None:
     plan = engine.plan(tiny_model, SHORT)
     options = ComposeOptions(batch=4, sampling=LMSampling(seed=20))
     codes = engine.compose(tiny_model, plan, options)
     batch = engine.decode(tiny_model, engine.render(tiny_model, plan, codes, DiTSampling(seed=20)))
     for item in range(4):
-        alone = engine.compose(tiny_model, plan, ComposeOptions(sampling=LMSampling(seed=20 + item)))
+        alone = engine.compose(
+            tiny_model, plan, ComposeOptions(sampling=LMSampling(seed=20 + item))
+        )
         assert alone.items[0] == codes.items[item]
         latents = engine.render(tiny_model, plan, alone, DiTSampling(seed=20 + item))
         audio = engine.decode(tiny_model, latents)

@@ -75,6 +75,23 @@ def read(encoder: TextEncoder, encode: text.Encode, plan: Plan, instruction: str
     return Words(encoder.states(text_BL), encoder.embed(lyric_BL))
 
 
+def reference(latents_BTC: Tensor) -> Tensor:
+    """Timbre references (N, 750, 64) from latents of N clips of any length.
+
+    A short clip is repeated; of a long one three windows of ten seconds count, from its front, its
+    middle and its end. The windows are fixed, so that the same clip always gives the same timbre.
+    """
+    frames = latents_BTC.shape[1]
+    if frames == 0:
+        raise InvalidRequest("The timbre reference has no frames. Encode a sound with some length.")
+    if frames <= TIMBRE_FRAMES:
+        repeats = -(-TIMBRE_FRAMES // frames)
+        return latents_BTC.repeat(1, repeats, 1)[:, :TIMBRE_FRAMES]
+    window = TIMBRE_FRAMES // 3
+    starts = (0, (frames - window) // 2, frames - window)
+    return torch.cat([latents_BTC[:, start : start + window] for start in starts], dim=1)
+
+
 def build(
     encoder: ConditionEncoder,
     words: Words,

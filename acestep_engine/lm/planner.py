@@ -83,7 +83,7 @@ def compose(lm: LanguageModel, plan: Plan, options: ComposeOptions, host: Host) 
     seeds = [(options.sampling.seed + item) % (MAX_SEED + 1) for item in range(options.batch)]
     songs = []
     for item, seed in enumerate(seeds, 1):
-        stage = "codes" if options.batch == 1 else f"codes {item}/{options.batch}"
+        stage = "Codes" if options.batch == 1 else f"Codes {item}/{options.batch}"
         course = CodesCourse(QWEN3, count, count, torch.device(lm.device))
         decode(lm, Task(stage, prompts, replace(options.sampling, seed=seed)), course, host)
         songs.append(course.codes)
@@ -108,7 +108,7 @@ def _think(lm: LanguageModel, request: Request, options: PlanOptions, host: Host
     state = _begin(request, options)
     course = TextCourse(_grammar(), state, QWEN3, torch.device(lm.device))
     prompt = _prompts().plan(request.caption, request.lyrics) + state.take()
-    decode(lm, Task("plan", (prompt,), options.sampling), course, host)
+    decode(lm, Task("Plan", (prompt,), options.sampling), course, host)
     return parse(load_tokenizer().decode(state.written))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import tokenizers
@@ -106,6 +106,5 @@ class Tokenizer:
 @cache
 def load_tokenizer() -> Tokenizer:
     """The bundled tokenizer, built once per process."""
-    asset = files(__package__ or __name__) / "qwen_merges.npz"
-    with asset.open("rb") as handle, np.load(handle) as arrays:
+    with np.load(Path(__file__).with_name("qwen_merges.npz")) as arrays:
         return Tokenizer(arrays["merges"])

@@ -1,1 +1,1 @@
-"""The models in torch: module trees named as the official checkpoints, without files or loops."""
+"""The models in torch, with the parameter names of the official checkpoints."""

@@ -1,1 +1,1 @@
-"""Model files: which exist, what they hold, and how their tensors reach the models."""
+"""Files into models."""

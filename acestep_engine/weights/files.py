@@ -68,7 +68,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         table.pop("__metadata__", None)
         spans = [(int(a), int(b)) for a, b in (e["data_offsets"] for e in table.values())]
         header = {
-            key: Entry(path, key, tuple(entry["shape"]), entry["dtype"])
+            key: Entry(path, key, tuple(map(int, entry["shape"])), entry["dtype"])
             for key, entry in table.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -18,6 +18,7 @@ _SCALES = re.compile(
     r"(^|\.)(scale_weight|weight_scale(_2)?|scale_input|input_scale|comfy_quant|scaled_fp8"
     r"|weight\.(absmax|quant_map|quant_state\..*|nested_absmax)|qweight|qzeros|scales)$"
 )
+_NORM = re.compile(r"norm\w*\.weight$")
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -56,6 +57,6 @@ def first_bad(name: str, tensor: Tensor) -> str | None:
         return None
     if not torch.isfinite(tensor).all():
         return "has NaN or infinite values"
-    if name.endswith("norm.weight") and not tensor.any():
+    if _NORM.search(name) and not tensor.any():
         return "is all zeros"
     return None

@@ -158,3 +158,18 @@ def test_nothing_in_the_conditions_is_random(models: Models) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(math.isfinite(x.sum().item()) for x in first)
+
+
+@pytest.mark.parametrize("frames", [1, 100, 750])
+def test_a_short_timbre_reference_is_repeated_to_thirty_seconds(frames: int) -> None:
+    clip = torch.arange(frames, dtype=torch.float32)[None, :, None].expand(1, -1, 64)
+    found = conditions.reference(clip)
+    assert found.shape == (1, 750, 64)
+    assert torch.equal(found[0, :, 0], torch.arange(750.0) % frames)
+
+
+def test_a_long_timbre_reference_gives_front_middle_and_end() -> None:
+    clip = torch.arange(2_000, dtype=torch.float32)[None, :, None].expand(2, -1, 64)
+    found = conditions.reference(clip)[1, :, 5]
+    windows = [torch.arange(float(start), start + 250) for start in (0, 875, 1_750)]
+    assert torch.equal(found, torch.cat(windows))

@@ -19,6 +19,7 @@ def handle(pack: Any) -> Any:
 @pytest.fixture
 def released(handle: Any) -> Iterator[list[Any]]:
     """The models that were released, in order; the engine's own release is put back afterwards."""
+    gc.collect()  # handles that other tests left behind
     calls: list[Any] = []
     before = list(handle._releases)
     handle.on_last(lambda spec, live: calls.append(spec))

@@ -65,9 +65,7 @@ def test_bytes_after_the_last_tensor_are_damage(file: Path) -> None:
         (bytes(200), "header is missing"),
     ],
 )
-def test_a_foreign_file_is_named_for_what_it_is(
-    tmp_path: Path, content: bytes, words: str
-) -> None:
+def test_a_foreign_file_is_named_for_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(BadCheckpoint, match=words) as caught:

@@ -1,4 +1,4 @@
-"""Names of real-size models in every style become the official ones, none lost and none invented."""
+"""Names of real-size models in every style become the official ones: none lost, none invented."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from transformers import Qwen3Config, Qwen3Model
 from acestep_engine.weights.keymaps import official_names
 
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
-ATTENTION = tuple(f"{part}.weight" for part in "q_proj k_proj v_proj o_proj q_norm k_norm".split())
+ATTENTION = tuple(
+    f"{part}.weight" for part in ["q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]
+)
 MLP = ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
 
 

@@ -1,0 +1,1 @@
+"""What runs the models: the Protocols, and eager torch behind them."""

@@ -1,0 +1,1 @@
+"""The diffusion half: plan and codes to latents."""

@@ -1,0 +1,1 @@
+"""The language-model half: words to a plan, a plan to audio codes."""

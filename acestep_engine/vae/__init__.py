@@ -1,0 +1,1 @@
+"""Latents and waveforms, in tiles."""
