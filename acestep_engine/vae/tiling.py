@@ -46,13 +46,10 @@ def plan_tiles(length: int, tile: int, overlap: int) -> list[Tile]:
     """Cut `length` frames into the fewest windows of one size, at most `tile` frames each.
 
     The cores cover every frame once; each has `overlap` frames of context or the song's end on
-    either side. The last window is moved left rather than made smaller.
+    either side. The last window is moved left rather than made smaller. A window below
+    2 * overlap + 1 frames would keep nothing, so that is the least, whatever `tile` says.
     """
-    if tile < 2 * overlap + 1:
-        raise InvalidRequest(
-            f"A VAE tile of {tile} frames is too small: {overlap} frames of context on either side "
-            f"leave nothing to keep. Use at least {2 * overlap + 1} frames, better 128 or more."
-        )
+    tile = max(tile, 2 * overlap + 1)
     if length <= tile:
         return [Tile(0, length, 0, length)]
     inner = length - 2 * overlap  # the outermost windows keep one rim each

@@ -125,9 +125,9 @@ def _by_hand(name: str, root: Path, item: Download, error: BaseException | None)
     places = "; ".join(
         f"from {each.repo} {_contents(each)} into {root / each.folder}" for each in files_of(name)
     )
-    reason = str(error).splitlines()[0] if error else "unknown"
+    reason = str(error).splitlines()[0].rstrip(".") if error else "unknown"
     return (
-        f"The preset '{name}' could not be downloaded; it failed at {item.repo}: {reason} Check "
+        f"The preset '{name}' could not be downloaded; it failed at {item.repo}: {reason}. Check "
         "the connection and run it again, it goes on where it stopped. By hand, from Hugging Face: "
         f"{places}."
     )

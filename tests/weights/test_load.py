@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import resource
+import json
+import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -169,8 +170,7 @@ def test_buffers_that_no_file_fills_are_a_fault_of_ours(tiny_model: ModelSpec) -
 def test_one_role_of_a_large_file_costs_only_its_own_tensors(
     tiny_models: dict[str, ModelSpec], tmp_path: Path
 ) -> None:
-    import json
-    import struct
+    import resource
 
     source = Path(tiny_models["comfy_aio"].vae).read_bytes()
     length = struct.unpack("<Q", source[:8])[0]
