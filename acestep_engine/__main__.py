@@ -6,8 +6,10 @@ This is one of the two borders where any error becomes one readable message.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import logging
+import shutil
 import sys
 import tempfile
 import time
@@ -33,7 +35,6 @@ from .types import (
     Plan,
     PlanOptions,
     Request,
-    crop,
 )
 from .vae import level
 from .weights import presets, tiny
@@ -86,7 +87,9 @@ def _model(options: argparse.Namespace) -> ModelSpec:
         print(NOISE)
         name = "tiny"
     if name == "tiny":
-        spec = tiny.write_tiny(Path(tempfile.gettempdir()) / "acestep-engine-tiny", "official")
+        folder = tempfile.mkdtemp(prefix="acestep-tiny-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        spec = tiny.write_tiny(Path(folder), "official")
     elif name == "auto":
         spec = discover(MODELS)
     elif name in presets.PRESETS and not Path(name).exists():
@@ -160,7 +163,7 @@ def run_song(options: argparse.Namespace) -> None:
         batch=options.batch,
     )
     latents = clock("render", engine.render, spec, plan, codes, render)
-    audio = crop(clock("decode", engine.decode, spec, latents, options.tile), plan.duration)
+    audio = clock("decode", engine.decode, spec, latents, options.tile)
     files = _save_all(audio, options)
     report = {
         "files": [str(path) for path in files],

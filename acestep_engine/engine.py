@@ -25,6 +25,7 @@ from .lm import metadata, planner
 from .lm.tokenizer import load_tokenizer
 from .store import Store
 from .types import (
+    FRAME_RATE,
     FRAMES_PER_CODE,
     HOP,
     Audio,
@@ -36,6 +37,7 @@ from .types import (
     Plan,
     PlanOptions,
     Request,
+    crop,
     frames_of,
     require_finite,
 )
@@ -118,16 +120,26 @@ class Engine:
                         latents_BTC = step.x_BTC
                         update(item * steps + step.index + 1)
                     songs.append(latents_BTC[:, :frames].cpu())
-            return Latents(torch.cat(songs), _record(family, settings, seeds, codes))
+            seconds = plan.duration if frames == frames_of(plan.duration) else frames / FRAME_RATE
+            record = _record(family, settings, seeds, codes)
+            return Latents(torch.cat(songs), record | {"seconds": seconds})
 
     def decode(self, model: ModelSpec, latents: Latents, tile: int = 0) -> Audio:
-        """Latents to 48 kHz stereo; `tile` in latent frames, 0 leaves it to the policy."""
+        """Latents to 48 kHz stereo; `tile` in latent frames, 0 leaves it to the policy.
+
+        What `render` made gets the exact length that was asked for.
+        """
         with self._lock:
             codec, tile = self._codec(model, tile)
             latents_BCT = latents.values.transpose(1, 2)
             with self._bar("Decode", 0) as update:
                 audio_BXS = tiling.decode(codec.decode, latents_BCT, tile, update)
-            return Audio(level.limit_peak(audio_BXS))
+            audio = Audio(level.limit_peak(audio_BXS))
+            seconds = latents.record.get("seconds", audio.seconds)
+            whole = latents.values.shape[1] == frames_of(
+                seconds
+            )  # else somebody cut or joined them
+            return crop(audio, seconds) if whole else audio
 
     def encode(self, model: ModelSpec, audio: Audio, tile: int = 0) -> Latents:
         """Audio of any rate and channel count to latents; the end is padded to a whole frame."""

@@ -53,7 +53,7 @@ class Store:
         if spec not in self._runtimes:
             runtime = choose(self.host.device_info(), spec.wish)
             for reason in runtime.reasons:
-                logger.info("%s", reason)
+                logger.info("ACE-Step: %s", reason)
             self._runtimes[spec] = runtime
         return self._runtimes[spec]
 
@@ -92,12 +92,17 @@ class Store:
         start = time.perf_counter()
         tensors = read(source)
         config = config_of(role, tensors.shapes, source.config)
-        model_class, _ = BUILDERS[role]
+        model_class, backend_class = BUILDERS[role]
         with torch.device("meta"):
+            plain = model_class(config)  # layers of a host may have no weights before the loading
             module = model_class(config, ops=self.host.ops)
-        fill(module, tensors, dtype)
+        expected = {name: tuple(value.shape) for name, value in plain.state_dict().items()}
+        fill(module, tensors, dtype, expected)
+        backend_class.keep_wide(module, dtype)
         module.eval().requires_grad_(False)
-        logger.info("loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start)
+        logger.info(
+            "ACE-Step: loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start
+        )
         return module
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from acestep_engine.engine import Engine
 from acestep_engine.errors import AceStepError, Cancelled, InvalidRequest, ModelNotFound, NonFinite
@@ -27,7 +29,6 @@ from acestep_engine.types import (
     Plan,
     PlanOptions,
     Request,
-    crop,
 )
 
 SHORT = Request(
@@ -39,8 +40,7 @@ def song(engine: Engine, model: ModelSpec, request: Request = SHORT, seed: int =
     sampling = LMSampling(seed=seed)
     plan = engine.plan(model, request, PlanOptions(sampling=sampling))
     codes = engine.compose(model, plan, ComposeOptions(sampling=sampling))
-    latents = engine.render(model, plan, codes, DiTSampling(seed=seed))
-    return crop(engine.decode(model, latents), plan.duration)
+    return engine.decode(model, engine.render(model, plan, codes, DiTSampling(seed=seed)))
 
 
 @pytest.mark.parametrize("seconds", [1.0, 5.12, 7.2, 10.0])
@@ -263,6 +263,31 @@ def test_a_missing_part_is_named_with_the_cure(
     broken = replace(tiny_model, **{part: str(Path(tiny_model.dit).parent / "gone.safetensors")})
     with pytest.raises(ModelNotFound, match=r"gone\.safetensors"):
         song(engine, broken)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "stage"),
+    [
+        ("lm", "layers.0.mlp.down_proj.weight", "Codes"),
+        ("text_encoder", "layers.0.mlp.down_proj.weight", "Text encoder"),
+        ("dit", "encoder.text_projector.weight", "Condition encoder"),
+        ("dit", "detokenizer.proj_out.weight", "Audio detokenizer"),
+        ("dit", "decoder.layers.0.mlp.down_proj.weight", "DiT sampling, step 1 of 8"),
+        ("vae", "decoder.conv2.weight_v", "VAE decode"),
+    ],
+)
+def test_broken_weights_name_the_stage_that_meets_them(
+    engine: Engine, tiny_model: ModelSpec, tmp_path: Path, part: str, name: str, stage: str
+) -> None:
+    folder = shutil.copytree(
+        getattr(tiny_model, part), tmp_path / Path(getattr(tiny_model, part)).name
+    )
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, file)
+    with pytest.raises(NonFinite, match=stage):
+        song(engine, replace(tiny_model, **{part: str(folder)}))
 
 
 def test_bf16_runs_the_whole_path(engine: Engine, tiny_model: ModelSpec) -> None:

@@ -8,7 +8,7 @@ float32 on the device. Dimension key: as in `base`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,10 @@ SHARED_PREFIX = 16  # tokens from which a common beginning of prompts is worth a
 
 
 class _Backend(Generic[Model]):
+    @staticmethod
+    def keep_wide(module: Any, dtype: torch.dtype) -> None:
+        """Put into float32 what `dtype` is too narrow for; once, after the weights are loaded."""
+
     def __init__(self, module: Model, device: torch.device | str, dtype: torch.dtype) -> None:
         self.module = module
         self.device = torch.device(device)
@@ -124,10 +128,8 @@ class TorchTextEncoder(_Backend[Qwen3Model]):
 
 
 class TorchConditionEncoder(_Backend[ConditionEncoder]):
-    def __init__(
-        self, module: ConditionEncoder, device: torch.device | str, dtype: torch.dtype
-    ) -> None:
-        super().__init__(module, device, dtype)
+    @staticmethod
+    def keep_wide(module: ConditionEncoder, dtype: torch.dtype) -> None:
         if dtype is torch.float16:
             module.lyric_encoder.widen()
 
@@ -147,10 +149,8 @@ class TorchConditionEncoder(_Backend[ConditionEncoder]):
 
 
 class TorchAudioTokenizer(_Backend[AudioTokenizer]):
-    def __init__(
-        self, module: AudioTokenizer, device: torch.device | str, dtype: torch.dtype
-    ) -> None:
-        super().__init__(module, device, dtype)
+    @staticmethod
+    def keep_wide(module: AudioTokenizer, dtype: torch.dtype) -> None:
         module.quantizer.float()
 
     @torch.inference_mode()
@@ -159,10 +159,8 @@ class TorchAudioTokenizer(_Backend[AudioTokenizer]):
 
 
 class TorchAudioDetokenizer(_Backend[AudioDetokenizer]):
-    def __init__(
-        self, module: AudioDetokenizer, device: torch.device | str, dtype: torch.dtype
-    ) -> None:
-        super().__init__(module, device, dtype)
+    @staticmethod
+    def keep_wide(module: AudioDetokenizer, dtype: torch.dtype) -> None:
         module.quantizer.float()
 
     @torch.inference_mode()
