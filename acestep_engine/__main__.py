@@ -16,15 +16,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import safetensors.torch
 
 from . import audio as sound
+from .bench import lm as lm_bench
 from .engine import Engine, get_engine
 from .errors import AceStepError, InvalidRequest
 from .lm import metadata
-from .runtime import Wish
+from .runtime import PrecisionWish, Wish
 from .types import (
     Audio,
     ComposeOptions,
@@ -214,6 +215,13 @@ def run_download(options: argparse.Namespace) -> None:
     print(f"All files of '{options.preset}' are in {folder}. Try: python -m acestep_engine song")
 
 
+def run_bench(options: argparse.Namespace) -> None:
+    contexts = tuple(options.context)
+    print(
+        lm_bench.run(options.size, options.precision, contexts, options.turns, not options.no_peer)
+    )
+
+
 def _save_latents(latents: Latents, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
@@ -287,6 +295,15 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="what a model is made of and how it would run")
     _add_model(inspect)
     inspect.set_defaults(run=run_inspect)
+
+    bench = commands.add_parser("bench", help="tokens a second of the language model")
+    bench.add_argument("what", choices=("lm",))
+    bench.add_argument("--size", default="0.6B", choices=tuple(lm_bench.SIZES))
+    bench.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
+    bench.add_argument("--context", type=int, nargs="+", default=[500, 1000])
+    bench.add_argument("--turns", type=int, default=15)
+    bench.add_argument("--no-peer", action="store_true", help="do not measure transformers")
+    bench.set_defaults(run=run_bench)
 
     download = commands.add_parser(
         "download", help="fetch the official files; continues if cut off"

@@ -98,7 +98,7 @@ class Store:
             module = model_class(config, ops=self.host.ops)
         expected = {name: tuple(value.shape) for name, value in plain.state_dict().items()}
         fill(module, tensors, dtype, expected)
-        backend_class.keep_wide(module, dtype)
+        backend_class.finish(module, dtype)
         module.eval().requires_grad_(False)
         logger.info(
             "ACE-Step: loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start

@@ -30,8 +30,8 @@ SHARED_PREFIX = 16  # tokens from which a common beginning of prompts is worth a
 
 class _Backend(Generic[Model]):
     @staticmethod
-    def keep_wide(module: Any, dtype: torch.dtype) -> None:
-        """Put into float32 what `dtype` is too narrow for; once, after the weights are loaded."""
+    def finish(module: Any, dtype: torch.dtype) -> None:
+        """Prepare a module whose weights have just been loaded; parts may become wider."""
 
     def __init__(self, module: Model, device: torch.device | str, dtype: torch.dtype) -> None:
         self.module = module
@@ -96,6 +96,10 @@ def _common_prefix(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class TorchLanguageModel(_Backend[Qwen3Model]):
+    @staticmethod
+    def finish(module: Qwen3Model, dtype: torch.dtype) -> None:
+        module.fuse()
+
     def open(self, rows: int, capacity: int) -> TorchSession:
         cache = KVCache(self.module.config, rows, capacity, self.device, self.dtype)
         return TorchSession(self.module, cache, self.dtype)
@@ -115,6 +119,10 @@ class TorchLanguageModel(_Backend[Qwen3Model]):
 
 
 class TorchTextEncoder(_Backend[Qwen3Model]):
+    @staticmethod
+    def finish(module: Qwen3Model, dtype: torch.dtype) -> None:
+        module.fuse()
+
     @torch.inference_mode()
     def states(self, ids_BL: Tensor) -> Tensor:
         return self.module(self._rows(ids_BL)).float()
@@ -129,7 +137,7 @@ class TorchTextEncoder(_Backend[Qwen3Model]):
 
 class TorchConditionEncoder(_Backend[ConditionEncoder]):
     @staticmethod
-    def keep_wide(module: ConditionEncoder, dtype: torch.dtype) -> None:
+    def finish(module: ConditionEncoder, dtype: torch.dtype) -> None:
         if dtype is torch.float16:
             module.lyric_encoder.widen()
 
@@ -150,7 +158,7 @@ class TorchConditionEncoder(_Backend[ConditionEncoder]):
 
 class TorchAudioTokenizer(_Backend[AudioTokenizer]):
     @staticmethod
-    def keep_wide(module: AudioTokenizer, dtype: torch.dtype) -> None:
+    def finish(module: AudioTokenizer, dtype: torch.dtype) -> None:
         module.quantizer.float()
 
     @torch.inference_mode()
@@ -160,7 +168,7 @@ class TorchAudioTokenizer(_Backend[AudioTokenizer]):
 
 class TorchAudioDetokenizer(_Backend[AudioDetokenizer]):
     @staticmethod
-    def keep_wide(module: AudioDetokenizer, dtype: torch.dtype) -> None:
+    def finish(module: AudioDetokenizer, dtype: torch.dtype) -> None:
         module.quantizer.float()
 
     @torch.inference_mode()

@@ -33,50 +33,76 @@ def penalise(logits_BV: Tensor, seen_V: Tensor, penalty: float) -> Tensor:
     return torch.where(seen_V, weaker, logits_BV)
 
 
-def distribution(logits_BV: Tensor, sampling: LMSampling) -> tuple[Tensor, Tensor | None]:
-    """What remains after temperature (GREEDY or more), top-k, min-p and top-p.
+def distribution(logits_BV: Tensor, sampling: LMSampling) -> Tensor:
+    """Weights that remain after temperature (GREEDY or more), top-k, min-p and top-p.
 
-    Returns weights that need not sum to 1, and the candidate that each belongs to, None for all in
-    their own order. Sorts only where top-p needs it; with top-k that is among the k best.
+    They stand in the candidates' own order and need not sum to 1. Candidates of equal weight stay
+    or go together, so that no order among them can matter.
     """
     scaled = logits_BV / sampling.temperature
-    candidates = None
+    weights = scaled.softmax(-1)
     if 0 < sampling.top_k < scaled.shape[-1]:
-        scaled, candidates = scaled.topk(sampling.top_k)
-    elif sampling.top_p < 1:
-        scaled, candidates = scaled.sort(descending=True)
-    weights = scaled.softmax(-1).to(_precise(scaled.device))
+        floor = scaled.topk(sampling.top_k).values[:, -1:]
+        weights = torch.where(scaled >= floor, weights, 0)
     if sampling.min_p > 0:
         best = weights.amax(-1, keepdim=True)
         weights = torch.where(weights >= sampling.min_p * best, weights, 0)
     if sampling.top_p < 1:
-        weights = _nucleus(weights, sampling.top_p)
-    return weights, candidates
+        weights = torch.where(weights >= _nucleus_floor(weights, sampling.top_p), weights, 0)
+    return weights.to(_precise(weights.device))
 
 
 def draw(logits_BV: Tensor, uniform: Tensor, sampling: LMSampling) -> Tensor:
-    """One candidate per row, (B,), by inversion of the cumulative distribution at `uniform`."""
+    """One candidate per row, (B,), by inversion of the cumulative distribution at `uniform`.
+
+    `uniform`: a number for all rows, or one each as (B, 1).
+    """
     if sampling.temperature < GREEDY:
         return logits_BV.argmax(-1)
-    weights, candidates = distribution(logits_BV, sampling)
-    cumulative = weights.cumsum(-1)
+    cumulative = distribution(logits_BV, sampling).cumsum(-1)
     total = cumulative[:, -1:]
     place = torch.searchsorted(cumulative, uniform * total, right=True)
     # Rounding may carry uniform * total up to the total; the last candidate with weight is meant.
     last = (cumulative < total).sum(-1, keepdim=True)
-    place = torch.minimum(place, last)
-    chosen = place if candidates is None else candidates.gather(-1, place)
-    return chosen.squeeze(-1)
+    return torch.minimum(place, last).squeeze(-1)
 
 
-def _nucleus(weights_BV: Tensor, top_p: float) -> Tensor:
-    """Top-p (Holtzman et al., 2020) on descending weights; the first always stays.
+def _nucleus_floor(weights_BV: Tensor, top_p: float) -> Tensor:
+    """Least weight that stays under top-p (Holtzman et al., 2020), (B, 1).
 
-    A candidate goes where those before it already weigh more than `top_p` of the whole.
+    A candidate goes where those heavier than it already hold more than `top_p` of the whole.
     """
-    cumulative = weights_BV.cumsum(-1)
-    before = cumulative - weights_BV
-    return torch.where(before <= top_p * cumulative[:, -1:], weights_BV, 0)
+    if weights_BV.device.type == "cpu":
+        floors = [_floor_by_buckets(weights_V, top_p) for weights_V in weights_BV]
+        return torch.stack(floors)[:, None]
+    return _floor_by_sorting(weights_BV, weights_BV.new_zeros(()), weights_BV.sum(-1), top_p)[
+        :, None
+    ]
+
+
+def _floor_by_sorting(weights_BV: Tensor, above: Tensor, total_B: Tensor, top_p: float) -> Tensor:
+    """Least weight that stays, (B,), where `above` is held by heavier candidates elsewhere."""
+    ordered = weights_BV.sort(-1, descending=True).values
+    precise = ordered.to(_precise(ordered.device))
+    before = precise.cumsum(-1) - precise + above
+    kept = (before <= top_p * total_B[..., None]).sum(-1, keepdim=True)
+    return ordered.gather(-1, (kept - 1).clamp(min=0)).squeeze(-1)
+
+
+def _floor_by_buckets(weights_V: Tensor, top_p: float) -> Tensor:
+    """The same without sorting 64,000 numbers: only the bucket of the floor is sorted.
+
+    Buckets are the upper halves of the float32 bits, which are in the order of the numbers.
+    """
+    keys_V = (weights_V.contiguous().view(torch.int32) >> 16).clamp(min=0).long()
+    mass = torch.bincount(keys_V, weights=weights_V.double(), minlength=1 << 15)
+    upward = mass.flip(0).cumsum(0).flip(0)
+    total, above = upward[0], upward - mass
+    bucket = ((mass > 0) & (above <= top_p * total)).int().argmax()  # the lowest that is reached
+    inside = weights_V[keys_V == bucket]
+    if inside.numel() == 0:  # not a number: the loop says so
+        return weights_V.new_zeros(())
+    return _floor_by_sorting(inside, above[bucket], total, top_p)
 
 
 def _precise(device: torch.device) -> torch.dtype:

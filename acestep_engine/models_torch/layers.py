@@ -8,6 +8,7 @@ N blocks of a window.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -132,6 +133,10 @@ class Attention(nn.Module):
         v_BLGK = self.v_proj(x_BLD).unflatten(-1, (-1, self.head_dim))
         return (k_BLGK if rotary is None else rotate(k_BLGK, rotary)), v_BLGK
 
+    def queries_keys_values(self, x_BLD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """`queries` and `keys_values` of the same tokens."""
+        return self.queries(x_BLD, rotary), *self.keys_values(x_BLD, rotary)
+
     def merge(self, out_BHLK: Tensor) -> Tensor:
         """Heads side by side, back to the width of the stream."""
         return self.o_proj(out_BHLK.transpose(1, 2).flatten(2))
@@ -148,6 +153,47 @@ class Attention(nn.Module):
         return self.merge(out_BHLK)
 
 
+class FusedAttention(nn.Module):
+    """`Attention` with one projection, one norm and one turn for queries, keys and values.
+
+    Fewer and larger products: at a token a time their number costs as much as their size.
+    """
+
+    def __init__(self, plain: Attention) -> None:
+        super().__init__()
+        self.head_dim, self.eps = plain.head_dim, plain.q_norm.eps
+        self.qkv_proj = stack((plain.q_proj, plain.k_proj, plain.v_proj))
+        self.o_proj = plain.o_proj
+        self.heads, self.groups = (
+            part.weight.shape[0] // self.head_dim for part in (plain.q_proj, plain.k_proj)
+        )
+        q_HK = plain.q_norm.weight.expand(self.heads, -1)
+        k_GK = plain.k_norm.weight.expand(self.groups, -1)
+        self.norm_HK = nn.Parameter(torch.cat((q_HK, k_GK)), requires_grad=False)
+
+    def queries_keys_values(self, x_BLD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, L, H, K), (B, L, G, K) and (B, L, G, K), as `Attention` gives them."""
+        qkv = self.qkv_proj(x_BLD).unflatten(-1, (-1, self.head_dim))
+        turning, v_BLGK = qkv.split((self.heads + self.groups, self.groups), dim=-2)
+        normed = F.rms_norm(turning, (self.head_dim,), eps=self.eps)
+        turned = rotate(normed * self.norm_HK.to(x_BLD.device, x_BLD.dtype), rotary)
+        q_BLHK, k_BLGK = turned.split((self.heads, self.groups), dim=-2)
+        return q_BLHK, k_BLGK, v_BLGK
+
+    def merge(self, out_BHLK: Tensor) -> Tensor:
+        """Heads side by side, back to the width of the stream."""
+        return self.o_proj(out_BHLK.transpose(1, 2).flatten(2))
+
+
+def stack(parts: Sequence[nn.Linear]) -> nn.Linear:
+    """One layer of the same kind that gives the outputs of `parts` side by side."""
+    weight = torch.cat([part.weight for part in parts])
+    with torch.device("meta"):
+        fused = type(parts[0])(weight.shape[1], weight.shape[0], bias=False)
+    fused.weight = nn.Parameter(weight, requires_grad=False)
+    return fused
+
+
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
@@ -162,6 +208,19 @@ class MLP(nn.Module):
         """`out_dtype`: precision of the down projection, that of `x` if not given."""
         inner = F.silu(self.gate_proj(x)) * self.up_proj(x)
         return self.down_proj(inner.to(out_dtype or x.dtype))
+
+
+class FusedMLP(nn.Module):
+    """`MLP` with one product for gate and up."""
+
+    def __init__(self, plain: MLP) -> None:
+        super().__init__()
+        self.gate_up_proj = stack((plain.gate_proj, plain.up_proj))
+        self.down_proj = plain.down_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class EncoderLayer(nn.Module):

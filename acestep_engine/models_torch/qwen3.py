@@ -8,7 +8,7 @@ heads · G key and value heads · K head dim · T positions of the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..config import Qwen3Config
 from ..errors import InvalidRequest
-from .layers import MLP, Attention, Rotary, rotary_table
+from .layers import MLP, Attention, FusedAttention, FusedMLP, Rotary, rotary_table
 
 
 class Span(NamedTuple):
@@ -121,17 +121,21 @@ class Qwen3Layer(nn.Module):
         super().__init__()
         self.index = index
         self.input_layernorm = ops.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = Attention(config, ops)
+        self.self_attn: Attention | FusedAttention = Attention(config, ops)
         self.post_attention_layernorm = ops.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MLP(config, ops)
+        self.mlp: MLP | FusedMLP = MLP(config, ops)
+
+    def fuse(self) -> None:
+        if isinstance(self.self_attn, Attention) and isinstance(self.mlp, MLP):
+            self.self_attn, self.mlp = FusedAttention(self.self_attn), FusedMLP(self.mlp)
 
     def forward(self, x_BLD: Tensor, span: Span, cache: KVCache | None) -> Tensor:
         x_BLD = x_BLD + self._attend(self.input_layernorm(x_BLD), span, cache)
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
 
     def _attend(self, x_BLD: Tensor, span: Span, cache: KVCache | None) -> Tensor:
-        q_BHLK = self.self_attn.queries(x_BLD, span.rotary).transpose(1, 2)
-        k, v = self.self_attn.keys_values(x_BLD, span.rotary)
+        q, k, v = self.self_attn.queries_keys_values(x_BLD, span.rotary)
+        q_BHLK = q.transpose(1, 2)
         if cache is not None:
             cache.write(self.index, k, v, span)
         if cache is None or span.causal:
@@ -155,6 +159,11 @@ class Qwen3Model(nn.Module):
             Qwen3Layer(config, index, ops) for index in range(config.num_hidden_layers)
         )
         self.norm = ops.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def fuse(self) -> None:
+        """Join the projections of each layer, once the weights are there; one layer at a time."""
+        for layer in self.layers:
+            cast(Qwen3Layer, layer).fuse()
 
     def forward(
         self,

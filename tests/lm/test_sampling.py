@@ -20,10 +20,8 @@ def scores(p=P) -> torch.Tensor:
 
 
 def filtered(logits: torch.Tensor, sampling: LMSampling) -> torch.Tensor:
-    """Probabilities in the candidates' own order."""
-    weights, candidates = distribution(logits, sampling)
-    if candidates is not None:
-        weights = torch.zeros(logits.shape, dtype=weights.dtype).scatter(1, candidates, weights)
+    """Probabilities of the candidates."""
+    weights = distribution(logits, sampling)
     return (weights / weights.sum(-1, keepdim=True))[0]
 
 
@@ -58,6 +56,27 @@ def test_top_p_drops_what_comes_after_more_than_p(top_p: float, kept: int) -> No
     original = torch.empty_like(found).scatter(0, shuffled, found)
     expected = torch.tensor([*P[:kept], *[0.0] * (6 - kept)], dtype=found.dtype)
     torch.testing.assert_close(original, expected / expected.sum(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.6, 3.0, 12.0])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+def test_top_p_over_many_candidates_keeps_what_a_full_sort_keeps(
+    spread: float, top_p: float
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 64_000, generator=generator) * spread
+    ordered = logits.softmax(-1).sort(-1, descending=True).values
+    exact = ordered.double()
+    kept = exact.cumsum(-1) - exact <= top_p * exact.sum(-1, keepdim=True)
+    least = ordered.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    found = distribution(logits, LMSampling(temperature=1.0, top_p=top_p))
+    assert torch.equal(found > 0, logits.softmax(-1) >= least)
+    assert (found > 0).any(-1).all()
+
+
+def test_candidates_of_equal_weight_stay_or_go_together() -> None:
+    found = filtered(scores((0.25, 0.25, 0.25, 0.25)), LMSampling(temperature=1.0, top_p=0.3))
+    assert found.tolist() == [0.25] * 4
 
 
 @pytest.mark.parametrize(("min_p", "kept"), [(0.09, 6), (0.2, 4), (0.6, 2), (1.0, 1)])

@@ -160,7 +160,7 @@ def test_lyrics_beyond_half_precision_stay_finite_and_right(build, randn, gap) -
     half.half().lyric_encoder.layers[-1].mlp.down_proj.weight = torch.nn.Parameter(
         wide, requires_grad=False
     )
-    TorchConditionEncoder.keep_wide(half, torch.float16)
+    TorchConditionEncoder.finish(half, torch.float16)
     ours = TorchConditionEncoder(half, "cpu", torch.float16).encode(text, lyric, timbre)
     assert torch.isfinite(ours).all()
     assert gap(ours, exact) <= 0.02

@@ -173,7 +173,7 @@ def test_a_padded_length_gives_a_code_per_begun_group(tokenizer, detokenizer, ra
 def test_low_precision_leaves_the_rounding_exact(build, randn) -> None:
     tokenizer = build(AudioTokenizer, CONFIG)
     rough = TorchAudioTokenizer(tokenizer.bfloat16(), "cpu", torch.bfloat16)
-    rough.keep_wide(tokenizer, torch.bfloat16)
+    rough.finish(tokenizer, torch.bfloat16)
     features = randn(1, 300, 48).bfloat16()
     quantizer = rough.module.quantizer
     expected = quantise(quantizer.project_in(features.float()), LEVELS)

@@ -199,3 +199,13 @@ def test_golden_numbers_of_the_sine_weights() -> None:
     scores = (states @ model.embed_tokens.weight.T)[0]
     torch.testing.assert_close(scores[-1], torch.tensor(LAST), atol=1e-6, rtol=0)
     torch.testing.assert_close(scores[0], torch.tensor(FIRST), atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_joined_projections_change_nothing(build, randn, gap) -> None:
+    plain, fused = build(Qwen3Model, CONFIG), build(Qwen3Model, CONFIG)
+    fused.fuse()
+    names = [name for name, _ in fused.named_modules()]
+    assert not [name for name in names if name.endswith(("q_proj", "gate_proj"))]
+    embeds = randn(2, 9, CONFIG.hidden_size)
+    assert gap(fused(embeds), plain(embeds)) <= 1e-6

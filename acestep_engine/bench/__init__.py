@@ -1,0 +1,1 @@
+"""Benchmarks: random weights at real sizes, a peer in the same run, a last line of JSON."""
