@@ -48,7 +48,7 @@ from .weights.load import read_silence
 CURE = "Try precision fp32; if that does not help, the checkpoint file is damaged: fetch it again."
 MIB = 1 << 20
 TOKEN_MEMORY = {"fp32": MIB, "bf16": MIB // 2, "fp16": MIB // 2}  # DiT activations per patch
-FRAME_MEMORY = {"fp32": 4 * MIB, "bf16": 2 * MIB, "fp16": 2 * MIB}  # VAE activations per frame
+FRAME_MEMORY = {"fp32": 5 * MIB, "bf16": 4 * MIB, "fp16": 4 * MIB}  # VAE activations per frame
 
 
 class Engine:

@@ -97,13 +97,10 @@ def _choose_precision(
     if wish.precision != "auto":
         reasons.append(f"precision {wish.precision}: asked for")
         return wish.precision
-    if info.kind == "cpu":
-        reasons.append("precision fp32: exact, and every CPU is good at it; bf16 halves the memory")
-        return "fp32"
     if info.bf16:
         reasons.append("precision bf16: the device computes it natively")
         return "bf16"
-    reasons.append("precision fp32: the device has no bf16, and fp16 overflows in this model")
+    reasons.append("precision fp32: the device does not compute bf16 natively; fp16 overflows here")
     return "fp32"
 
 
@@ -184,11 +181,19 @@ def probe() -> DeviceInfo:
     return DeviceInfo(
         kind=kind,  # pyright: ignore[reportArgumentType]
         name=kind,
-        bf16=kind in ("mps", "xpu"),
+        bf16=kind in ("mps", "xpu") or (kind == "cpu" and cpu_has_bf16()),
         total_memory=total,
         free_memory=free,
         available=tuple(available),
     )
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 in hardware; elsewhere it is slower than fp32."""
+    import torch
+
+    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # older torch lacks some
+    return any(getattr(torch.cpu, name, bool)() for name in tests)
 
 
 def host_memory() -> tuple[int, int]:

@@ -23,7 +23,7 @@ import torch
 from ..acestep_engine.engine import Engine, get_engine
 from ..acestep_engine.errors import AceStepError, OutOfMemory
 from ..acestep_engine.host import Progress, Resident
-from ..acestep_engine.runtime import DeviceInfo
+from ..acestep_engine.runtime import DeviceInfo, cpu_has_bf16
 from . import handle
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,9 @@ class ComfyHost:
         return DeviceInfo(
             kind=device.type,  # pyright: ignore[reportArgumentType]
             name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            bf16=device.type != "cpu" and bool(management.should_use_bf16(device)),
+            bf16=cpu_has_bf16()
+            if device.type == "cpu"
+            else bool(management.should_use_bf16(device)),
             rocm=device.type == "cuda" and torch.version.hip is not None,
             flash_attn=importlib.util.find_spec("flash_attn") is not None,
             total_memory=int(management.get_total_memory(device)),

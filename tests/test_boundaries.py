@@ -47,7 +47,9 @@ class TestEveryFile:
 
     def test_heavy_or_foreign_packages_stay_out(self, path: Path) -> None:
         banned = {"diffusers", "peft", "mlx_lm", "librosa", "torchaudio", "torchvision", "triton"}
-        assert not roots(path) & (banned | {"transformers", "vector_quantize_pytorch"})
+        peers = "bench" in path.parts  # a benchmark may measure a peer, imported where it is used
+        found = roots(path, top_level=peers)
+        assert not found & (banned | {"transformers", "vector_quantize_pytorch"})
 
     def test_broad_excepts_stand_at_the_borders_only(self, path: Path) -> None:
         borders = {Path("nodes/host.py"), Path("acestep_engine/__main__.py")}

@@ -67,10 +67,10 @@ def test_plan_and_inspect_print_what_is_used(tmp_path: Path, tiny_model: ModelSp
     plan = run("plan", *model, "--bpm", "100", "--key", "A minor", "--out", tmp_path / "p.json")
     assert "bpm: 100" in plan.stdout, plan.stderr
     assert json.loads((tmp_path / "p.json").read_text())["metadata"]["keyscale"] == "A minor"
-    described = json.loads(run("inspect", *model).stdout)
+    described = json.loads(run("inspect", *model, "--precision", "bf16").stdout)
     assert described["family"] == "turbo"
-    assert described["precision"] == "fp32"
-    assert any("fp32" in reason for reason in described["reasons"])
+    assert described["precision"] == "bf16"
+    assert "precision bf16: asked for" in described["reasons"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from acestep_engine.errors import UnsupportedRuntime
@@ -41,6 +43,7 @@ CPU = DeviceInfo(kind="cpu", total_memory=16 * GIB, free_memory=8 * GIB)
         (cuda(rocm=True, name="AMD Radeon"), "cuda", "bf16", 512),
         (MPS, "mps", "bf16", 256),
         (CPU, "cpu", "fp32", 256),
+        (replace(CPU, bf16=True), "cpu", "bf16", 256),
     ],
 )
 def test_automatic_choice(info: DeviceInfo, device: str, precision: str, tile: int) -> None:

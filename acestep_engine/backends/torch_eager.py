@@ -7,14 +7,15 @@ float32 on the device. Dimension key: as in `base`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, OutOfMemory
 from ..models_spec import codebook_size
 from ..models_torch.dit import DiT, Prepared
 from ..models_torch.encoders import ConditionEncoder
@@ -197,11 +198,27 @@ class TorchVelocity(_Backend[DiT]):
 class TorchCodec(_Backend[Oobleck]):
     @torch.inference_mode()
     def encode(self, audio_BXS: Tensor) -> Tensor:
-        return self.module.encode(self._in(audio_BXS)).float()
+        with _memory_errors(self.device):
+            return self.module.encode(self._in(audio_BXS)).float()
 
     @torch.inference_mode()
     def decode(self, latents_BCT: Tensor) -> Tensor:
-        return self.module.decode(self._in(latents_BCT)).float()
+        with _memory_errors(self.device):
+            return self.module.decode(self._in(latents_BCT)).float()
+
+
+@contextmanager
+def _memory_errors(device: torch.device) -> Iterator[None]:
+    """Every device's way to say that memory ran out, as OutOfMemory."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        text = str(error)
+        if "out of memory" not in text and "can't allocate memory" not in text:
+            raise
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise OutOfMemory(f"The device {device} ran out of memory: {text}") from error
 
 
 BUILDERS: dict[str, tuple[type, type]] = {

@@ -7,14 +7,17 @@ Dimension key: B songs, C latent channels (64), T latent frames, X audio channel
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidRequest
-from ..types import HOP, LATENT_CHANNELS, require_finite
+from ..errors import InvalidRequest, OutOfMemory
+from ..types import HOP, LATENT_CHANNELS, SAMPLE_RATE, require_finite
+
+logger = logging.getLogger(__name__)
 
 # How far a frame's result depends on its neighbours, from the kernels, strides and dilations:
 # a decoded sample on 9 frames to either side, an encoded frame on 12,165 samples (6.3 frames).
@@ -25,7 +28,7 @@ AUDIO_CHANNELS = 2
 CURE = "Load the VAE in bf16 or fp32 and check its file; if the input is at fault, render it again."
 
 Fn = Callable[[Tensor], Tensor]
-OnTile = Callable[[int, int], None]  # (tiles done, tiles in all); may raise to stop
+OnTile = Callable[[int, int], None]  # (frames done, frames in all); may raise to stop
 
 
 class Tile(NamedTuple):
@@ -40,6 +43,17 @@ class Tile(NamedTuple):
     def trim(self) -> int:
         """Frames to drop at the left of the window's result."""
         return self.start - self.window_start
+
+
+class Cut(NamedTuple):
+    """How a song is cut: its length, and the frames of a tile and of the context at its sides."""
+
+    length: int
+    tile: int
+    overlap: int
+
+
+Work = Callable[[int, Tile], None]  # (song, tile)
 
 
 def plan_tiles(length: int, tile: int, overlap: int) -> list[Tile]:
@@ -69,7 +83,6 @@ def decode(fn: Fn, latents_BCT: Tensor, tile: int, on_tile: OnTile) -> Tensor:
     """Waveform (B, 2, 1920 T), float32 on the CPU, by `fn`: (1, 64, t) -> (1, 2, 1920 t)."""
     batch, _, frames = latents_BCT.shape
     _check_latents(latents_BCT)
-    tiles = plan_tiles(frames, tile, DECODE_OVERLAP)
     audio = torch.empty(batch, AUDIO_CHANNELS, frames * HOP, dtype=torch.float32)
 
     def one(b: int, t: Tile) -> None:  # a function, so that its tensors are gone before the next
@@ -77,7 +90,7 @@ def decode(fn: Fn, latents_BCT: Tensor, tile: int, on_tile: OnTile) -> Tensor:
         core = result[0, :, t.trim * HOP : (t.trim + t.stop - t.start) * HOP]
         audio[b, :, t.start * HOP : t.stop * HOP] = require_finite(core, "VAE decode", CURE)
 
-    _for_each(one, batch, tiles, on_tile)
+    _for_each(one, batch, Cut(frames, tile, DECODE_OVERLAP), on_tile)
     return audio
 
 
@@ -91,7 +104,6 @@ def encode(fn: Fn, audio_BXS: Tensor, tile: int, on_tile: OnTile) -> Tensor:
             "Use longer audio."
         )
     require_finite(audio_BXS, "VAE encode, input audio", "Use audio whose samples are numbers.")
-    tiles = plan_tiles(frames, tile, ENCODE_OVERLAP)
     latents = torch.empty(batch, LATENT_CHANNELS, frames, dtype=torch.float32)
 
     def one(b: int, t: Tile) -> None:
@@ -101,17 +113,35 @@ def encode(fn: Fn, audio_BXS: Tensor, tile: int, on_tile: OnTile) -> Tensor:
         core = result[0, :, t.trim : t.trim + t.stop - t.start]
         latents[b, :, t.start : t.stop] = require_finite(core, "VAE encode", CURE)
 
-    _for_each(one, batch, tiles, on_tile)
+    _for_each(one, batch, Cut(frames, tile, ENCODE_OVERLAP), on_tile)
     return latents
 
 
-def _for_each(
-    one: Callable[[int, Tile], None], batch: int, tiles: list[Tile], on_tile: OnTile
-) -> None:
-    total = batch * len(tiles)
-    for done in range(total):
-        one(done // len(tiles), tiles[done % len(tiles)])
-        on_tile(done + 1, total)
+def _for_each(one: Work, batch: int, cut: Cut, on_tile: OnTile) -> None:
+    """Work through every song, tile by tile; where memory runs out, go on with half the tile."""
+    for b in range(batch):
+        done = 0
+        while done < cut.length:
+            rest = [t for t in plan_tiles(cut.length, cut.tile, cut.overlap) if t.stop > done]
+            try:
+                for t in rest:
+                    one(b, t._replace(start=max(t.start, done)))
+                    done = t.stop
+                    on_tile(b * cut.length + done, batch * cut.length)
+            except OutOfMemory as error:
+                cut = _halve(cut, error)
+
+
+def _halve(cut: Cut, error: OutOfMemory) -> Cut:
+    least = 2 * cut.overlap + 1
+    if cut.tile <= least:
+        raise OutOfMemory(
+            f"VAE: not even a tile of {cut.tile} frames ({cut.tile * HOP / SAMPLE_RATE:.2f} s) "
+            f"fits into the memory. Close other programs, or choose bf16. ({error})"
+        ) from error
+    smaller = max(min(cut.tile, cut.length) // 2, least)
+    logger.warning("VAE: a tile of %d frames does not fit; going on with %d.", cut.tile, smaller)
+    return cut._replace(tile=smaller)
 
 
 def _check_latents(latents_BCT: Tensor) -> None:

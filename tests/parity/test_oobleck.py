@@ -8,6 +8,7 @@ from diffusers import AutoencoderOobleck
 
 from acestep_engine.backends.torch_eager import TorchCodec
 from acestep_engine.config import VAEConfig
+from acestep_engine.errors import OutOfMemory
 from acestep_engine.models_torch.oobleck import Oobleck, Snake
 
 CONFIG = VAEConfig(encoder_hidden_size=8, decoder_channels=4, decoder_input_channels=4)
@@ -96,3 +97,13 @@ def test_snake_has_the_known_value(randn) -> None:
         assert float(x) == 1.5
         half = snake(torch.full((1, 1, 1), 100.0, dtype=torch.float16))
         assert abs(float(half) - float(snake(torch.full((1, 1, 1), 100.0)))) < 0.1
+
+
+def test_a_failed_allocation_is_an_out_of_memory_error() -> None:
+    class Greedy(Oobleck):
+        def decode(self, latents_BCT: torch.Tensor) -> torch.Tensor:
+            return torch.empty(1 << 58)
+
+    codec = TorchCodec(Greedy(CONFIG), "cpu", torch.float32)
+    with pytest.raises(OutOfMemory, match="cpu ran out of memory"):
+        codec.decode(torch.zeros(1, 4, 2))

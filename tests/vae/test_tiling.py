@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from acestep_engine.config import VAEConfig
-from acestep_engine.errors import Cancelled, InvalidRequest, NonFinite
+from acestep_engine.errors import Cancelled, InvalidRequest, NonFinite, OutOfMemory
 from acestep_engine.models_torch.oobleck import Oobleck, Snake
 from acestep_engine.types import HOP
 from acestep_engine.vae import tiling
@@ -185,10 +185,11 @@ def recording(fn: Callable[[Tensor], Tensor], sizes: list[int]) -> Callable[[Ten
     return call
 
 
-def test_tiles_are_reported_one_by_one_over_the_whole_batch() -> None:
+def test_progress_counts_the_frames_of_the_whole_batch() -> None:
     seen: list[tuple[int, int]] = []
     decode(repeat_frames, gaussian(2, 64, 100), 40, lambda done, total: seen.append((done, total)))
-    assert seen == [(i, 8) for i in range(1, 9)]
+    stops = [t.stop for t in plan_tiles(100, 40, DECODE_OVERLAP)]
+    assert seen == [(stop, 200) for stop in stops] + [(100 + stop, 200) for stop in stops]
 
 
 def test_an_interrupt_stops_before_the_next_tile() -> None:
@@ -233,6 +234,51 @@ def test_every_length_is_exact_whatever_the_tile(first: int) -> None:
         assert error(join(decode(thin_decode, latents, tile, ignore)), whole) <= 1e-12
         whole = join(thin_encode(audio))
         assert error(join(encode(thin_encode, audio, tile, ignore)), whole) <= 1e-12
+
+
+def short_of_memory(fn: Callable[[Tensor], Tensor], limit: int) -> Callable[[Tensor], Tensor]:
+    """A device on which a window of more than `limit` frames or samples does not fit."""
+
+    def call(values: Tensor) -> Tensor:
+        if values.shape[-1] > limit:
+            raise OutOfMemory(f"{values.shape[-1]} do not fit into {limit}")
+        return fn(values)
+
+    return call
+
+
+def test_where_memory_runs_out_the_song_goes_on_in_smaller_tiles(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    latents, expected = whole_decode(300)
+    found = decode(short_of_memory(exact_decode, 70), latents, 256, ignore)
+    assert error(join(found), expected) <= 1e-12
+    audio, expected = whole_encode(300 * HOP)
+    found = encode(short_of_memory(exact_encode, 70 * HOP), audio, 128, ignore)
+    assert error(join(found), expected) <= 1e-12
+    assert [record.message for record in caplog.records] == [
+        "VAE: a tile of 256 frames does not fit; going on with 128.",
+        "VAE: a tile of 128 frames does not fit; going on with 64.",
+        "VAE: a tile of 128 frames does not fit; going on with 64.",
+    ]
+
+
+def test_memory_that_runs_out_in_the_middle_keeps_what_is_done() -> None:
+    left = [3]
+
+    def flaky(latents_BCT: Tensor) -> Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OutOfMemory("another program took it")
+        return exact_decode(latents_BCT)
+
+    latents, expected = whole_decode(300)
+    assert error(join(decode(flaky, latents, 64, ignore)), expected) <= 1e-12
+
+
+def test_memory_for_not_even_the_least_tile_is_an_error_with_numbers() -> None:
+    with pytest.raises(OutOfMemory, match=r"19 frames \(0.76 s\)"):
+        decode(short_of_memory(exact_decode, 18), gaussian(1, 64, 300), 64, ignore)
 
 
 def test_audio_below_one_frame_is_refused() -> None:
