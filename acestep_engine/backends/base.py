@@ -42,6 +42,10 @@ class LanguageModel(Protocol):
         """Memory that `open` will take."""
         ...
 
+    def rows_agree(self, rows: int) -> bool:
+        """Whether a row among `rows` rows gets the same bits as in a pair of its own."""
+        ...
+
 
 class TextEncoder(Protocol):
     def states(self, ids_BL: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ from ..models_spec import codebook_size
 from ..models_torch.dit import DiT, Prepared
 from ..models_torch.encoders import ConditionEncoder
 from ..models_torch.fsq import AudioDetokenizer, AudioTokenizer
+from ..models_torch.layers import rotary_table
 from ..models_torch.oobleck import Oobleck
-from ..models_torch.qwen3 import KVCache, Qwen3Model
+from ..models_torch.qwen3 import KVCache, Qwen3Model, Span
 from .base import Rows
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -117,6 +118,22 @@ class TorchLanguageModel(_Backend[Qwen3Model]):
 
     def cache_bytes(self, rows: int, capacity: int) -> int:
         return KVCache.nbytes(self.module.config, rows, capacity, self.dtype)
+
+    @torch.inference_mode()
+    def rows_agree(self, rows: int) -> bool:
+        """Tried out on the first layer and the head: a kernel may depend on the number of rows."""
+        config = self.module.config
+        generator = torch.Generator().manual_seed(0)
+        x_BLD = self._in(torch.randn(rows, 1, config.hidden_size, generator=generator))
+        start = torch.zeros(1, device=self.device)
+        span = Span(rotary_table(start, config, self.dtype), causal=True)
+
+        def work(x_BLD: Tensor) -> tuple[Tensor, Tensor]:
+            states_BLD = self.module.layers[0](x_BLD, span, None)
+            return states_BLD, self.logits(x_BLD[:, 0], slice(0, config.vocab_size))
+
+        alone = [torch.cat(parts) for parts in zip(*map(work, x_BLD.split(2)), strict=True)]
+        return all(map(torch.equal, work(x_BLD), alone))
 
 
 class TorchTextEncoder(_Backend[Qwen3Model]):

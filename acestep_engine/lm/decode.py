@@ -59,22 +59,27 @@ class Course(Protocol):
 
     def candidates(self) -> Candidates: ...
 
-    def accept(self, id_1: Tensor, rows: int) -> Feed | None:
-        """Take the drawn id (1,) of all `rows` rows; what to feed next, None at the end."""
+    def accept(self, id_N: Tensor, rows: int) -> Feed | None:
+        """Take the drawn id of each song, (N,); what to feed the `rows` rows, None at the end."""
         ...
 
     def settle(self) -> tuple[int, bool]:
-        """How many tokens there are, and whether it is over; may wait for the device."""
+        """How many tokens a song has, and whether all is over; may wait for the device."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One generation: its name for messages, a prompt for each row, and how tokens are drawn."""
+    """One generation: its name for messages, a prompt for each row, and how tokens are drawn.
+
+    `seeds`: one per song, for several songs in step; else the seed of `sampling` makes one song.
+    The first rows are the conditional ones of the songs, the others their unconditional ones.
+    """
 
     stage: str
     prompts: tuple[list[int], ...]
     sampling: LMSampling
+    seeds: tuple[int, ...] = ()
 
 
 class TextCourse:
@@ -107,8 +112,8 @@ class TextCourse:
             self._known[id(ids)] = known
         return known
 
-    def accept(self, id_1: Tensor, rows: int) -> Feed | None:
-        self._grammar.advance(self._state, int(id_1))
+    def accept(self, id_N: Tensor, rows: int) -> Feed | None:
+        self._grammar.advance(self._state, int(id_N))
         return None if self._state.done else [self._state.take()] * rows
 
     def settle(self) -> tuple[int, bool]:
@@ -130,35 +135,47 @@ class CodesCourse:
         end_1 = torch.tensor([vocabulary.end], device=device)
         self._going = Candidates(ids_V, (codes,))
         self._ending = Candidates(torch.cat((ids_V, end_1)), (codes, end_1))
-        self._drawn: list[Tensor] = []
-        self._codes: list[int] = []  # read back from the device so far
-        self._over = False
+        self._drawn: list[Tensor] = []  # of each step, (N,)
+        self._songs: list[list[int]] = []  # read back from the device so far
+        self._over: list[bool] = []
+        self._read = 0  # steps read back
 
     def candidates(self) -> Candidates:
         return self._going if len(self._drawn) < self._minimum else self._ending
 
-    def accept(self, id_1: Tensor, rows: int) -> Feed | None:
-        self._drawn.append(id_1)
-        return None if len(self._drawn) == self.limit else id_1.expand(rows, 1)
+    def accept(self, id_N: Tensor, rows: int) -> Feed | None:
+        self._drawn.append(id_N)
+        if len(self._drawn) == self.limit:
+            return None
+        return id_N.repeat(rows // len(id_N))[:, None]
 
     def settle(self) -> tuple[int, bool]:
-        fresh = self._drawn[len(self._codes) :]
-        if fresh and not self._over:
-            for token in torch.cat(fresh).tolist():
-                if token == self.vocabulary.end:
-                    self._over = True
-                    break
-                self._codes.append(token - self.vocabulary.first_code)
-        return len(self._codes), self._over
+        fresh = self._drawn[self._read :]
+        if fresh:
+            self._read = len(self._drawn)
+            columns = torch.stack(fresh, dim=1).tolist()
+            self._songs = self._songs or [[] for _ in columns]
+            self._over = self._over or [False] * len(columns)
+            for song, tokens in enumerate(columns):
+                self._append(song, tokens)
+        return max(map(len, self._songs), default=0), bool(self._over) and all(self._over)
+
+    def _append(self, song: int, tokens: list[int]) -> None:
+        for token in tokens:
+            self._over[song] |= token == self.vocabulary.end
+            if self._over[song]:
+                return
+            self._songs[song].append(token - self.vocabulary.first_code)
 
     @property
-    def codes(self) -> tuple[int, ...]:
-        return tuple(self._codes)
+    def songs(self) -> tuple[tuple[int, ...], ...]:
+        """The codes of each song."""
+        return tuple(tuple(song) for song in self._songs)
 
 
 @torch.inference_mode()
 def decode(lm: LanguageModel, task: Task, course: Course, host: Host) -> None:
-    """Run `course` to its end. Row 0 is conditional; a second row is CFG's unconditional one."""
+    """Run `course` to its end, all songs of `task` in step."""
     _check_room(lm, task, course, host)
     bar = host.progress(task.stage, course.limit)
     try:
@@ -181,26 +198,26 @@ def _steps(lm: LanguageModel, task: Task, course: Course, host: Host) -> Iterato
     for the device.
     """
     device = torch.device(lm.device)
-    uniforms = draws.uniforms(task.sampling.seed, course.limit, device)
-    seen_V = torch.zeros(course.vocabulary.size, dtype=torch.bool, device=device)
+    seeds = task.seeds or (task.sampling.seed,)
+    columns = [draws.uniforms(seed, course.limit, device) for seed in seeds]
+    seen_NV = torch.zeros(len(seeds), course.vocabulary.size, dtype=torch.bool, device=device)
     clean = torch.ones((), dtype=torch.bool, device=device)
     looked = time.monotonic()
     host.check_interrupt()
     session = lm.open(len(task.prompts), _capacity(task, course))
     feed: Feed | None = task.prompts
-    for uniform in uniforms:
+    for uniform_N in torch.stack(columns, dim=1):
         candidates = course.candidates()
         logits_BV = candidates.scores(lm, session.feed(feed))
         clean &= logits_BV.isfinite().all()
         sampling = replace(task.sampling, temperature=0.0) if course.greedy else task.sampling
-        if len(logits_BV) == 2:
-            logits_BV = draws.guide(logits_BV[:1], logits_BV[1:], sampling.cfg_scale)
+        logits_NV = _guided(logits_BV, len(seeds), sampling)
         if sampling.repetition_penalty != 1:
-            drawn_V = seen_V[candidates.ids_V]
-            logits_BV = draws.penalise(logits_BV, drawn_V, sampling.repetition_penalty)
-        id_1 = candidates.ids_V[draws.draw(logits_BV, uniform, sampling)]
-        seen_V[id_1] = True
-        feed = course.accept(id_1, len(task.prompts))
+            drawn_NV = seen_NV[:, candidates.ids_V]
+            logits_NV = draws.penalise(logits_NV, drawn_NV, sampling.repetition_penalty)
+        id_N = candidates.ids_V[draws.draw(logits_NV, uniform_N[:, None], sampling)]
+        seen_NV.scatter_(1, id_N[:, None], True)
+        feed = course.accept(id_N, len(task.prompts))
         host.check_interrupt()
         if feed is None or time.monotonic() - looked > CHECK_SECONDS:
             done, over = course.settle()
@@ -213,6 +230,13 @@ def _steps(lm: LanguageModel, task: Task, course: Course, host: Host) -> Iterato
             if over or feed is None:
                 return
             looked = time.monotonic()
+
+
+def _guided(logits_BV: Tensor, songs: int, sampling: LMSampling) -> Tensor:
+    """Scores of each song, (N, V): the conditional ones, guided where there are others."""
+    if len(logits_BV) == songs:
+        return logits_BV
+    return draws.guide(logits_BV[:songs], logits_BV[songs:], sampling.cfg_scale)
 
 
 def _capacity(task: Task, course: Course) -> int:

@@ -69,9 +69,11 @@ def plan(lm: LanguageModel | None, request: Request, options: PlanOptions, host:
 
 
 def compose(lm: LanguageModel, plan: Plan, options: ComposeOptions, host: Host) -> Codes:
-    """Audio codes for `plan`: `options.batch` songs one after the other, each from its own seed.
+    """Audio codes for `plan`: `options.batch` songs, each from its own seed.
 
-    Each has exactly the codes of the plan's whole seconds.
+    Each has exactly the codes of the plan's whole seconds. They are decoded in step where the
+    device gives a row the same numbers whatever its company, and there is memory for all of them;
+    else one after the other. A song is the same either way.
     """
     if not MIN_DURATION <= plan.duration <= MAX_DURATION:
         raise InvalidRequest(
@@ -81,12 +83,15 @@ def compose(lm: LanguageModel, plan: Plan, options: ComposeOptions, host: Host) 
     count = codes_for(plan.whole_seconds)
     prompts = _code_prompts(plan, options)
     seeds = [(options.sampling.seed + item) % (MAX_SEED + 1) for item in range(options.batch)]
-    songs = []
-    for item, seed in enumerate(seeds, 1):
-        stage = "Codes" if options.batch == 1 else f"Codes {item}/{options.batch}"
+    at_once = _songs_at_once(lm, plan, options, host)
+    songs: list[tuple[int, ...]] = []
+    for first in range(0, len(seeds), at_once):
+        group = tuple(seeds[first : first + at_once])
+        stage = "Codes" if at_once == len(seeds) else f"Codes {first + 1}/{len(seeds)}"
+        rows = tuple(prompt for prompt in prompts for _ in group)
         course = CodesCourse(QWEN3, count, count, torch.device(lm.device))
-        decode(lm, Task(stage, prompts, replace(options.sampling, seed=seed)), course, host)
-        songs.append(course.codes)
+        decode(lm, Task(stage, rows, options.sampling, group), course, host)
+        songs += course.songs
     return Codes(tuple(songs), tuple(seeds))
 
 
@@ -98,9 +103,22 @@ def plan_memory(lm: LanguageModel, request: Request, options: PlanOptions) -> in
 
 
 def compose_memory(lm: LanguageModel, plan: Plan, options: ComposeOptions) -> int:
-    """Bytes that `compose` takes beside the weights; its songs come one after the other."""
+    """Bytes that `compose` takes beside the weights with all songs in step."""
     prompts = _code_prompts(plan, options)
-    return lm.cache_bytes(len(prompts), max(map(len, prompts)) + codes_for(plan.whole_seconds))
+    capacity = max(map(len, prompts)) + codes_for(plan.whole_seconds)
+    return lm.cache_bytes(options.batch * len(prompts), capacity)
+
+
+def _songs_at_once(lm: LanguageModel, plan: Plan, options: ComposeOptions, host: Host) -> int:
+    """The largest equal share of the batch that fits and leaves every song its own bits."""
+    free = host.free_memory(torch.device(lm.device))
+    for songs in (options.batch, 4, 2):
+        if songs == 1 or options.batch % songs:
+            continue
+        need = compose_memory(lm, plan, replace(options, batch=songs))
+        if (free == 0 or need <= free) and lm.rows_agree(2 * songs):  # 0: the system does not say
+            return songs
+    return 1
 
 
 def _think(lm: LanguageModel, request: Request, options: PlanOptions, host: Host) -> Metadata:

@@ -48,6 +48,9 @@ class ScriptedLM:
     def cache_bytes(self, rows: int, capacity: int) -> int:
         return rows * capacity * 1000
 
+    def rows_agree(self, rows: int) -> bool:
+        return True
+
 
 class Bar:
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def loud(row: list[int]) -> Tensor:
 def run(lm: Any, host: Any, bounds: tuple[int, int], prompts=ONE, **sampling: Any) -> list[int]:
     course = CodesCourse(SMALL, *bounds, CPU)
     decode(lm, Task("codes", prompts, LMSampling(**sampling)), course, host)
-    return list(course.codes)
+    return list(course.songs[0])
 
 
 @pytest.mark.parametrize(("low", "high"), [(50, 50), (10, 40), (0, 5), (1, 1)])
@@ -81,7 +81,7 @@ def test_guidance_and_draws_see_the_codes_only(scripted, host_of, scale: float) 
     decode(lm, Task("codes", prompts, sampling), course, host_of())
     c, u = (loud(prompt)[SMALL.code_ids] for prompt in PAIR)
     expected = (u + scale * (c - u)).softmax(-1) * count
-    found = Counter(course.codes)
+    found = Counter(course.songs[0])
     assert found.keys() <= set(range(20))
     counts = torch.tensor([found[code] for code in range(20)])
     live = expected > 5

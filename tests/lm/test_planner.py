@@ -271,3 +271,26 @@ def test_the_memory_need_covers_what_is_opened(scripted, host) -> None:
     assert rows[0] == two
     lm.cache_bytes = lambda count, capacity: count * capacity * 1000
     assert rows[1] == planner.plan_memory(lm, request, SPARE)
+
+
+@pytest.mark.parametrize(
+    ("batch", "agreeing", "free", "forwards"),
+    [
+        (4, 16, 1 << 40, 15),  # all in step: as many forwards as for one song
+        (8, 8, 1 << 40, 2 * 15),  # only up to eight rows agree: two groups of four
+        (3, 0, 1 << 40, 3 * 15),
+        (4, 16, 200 * 1000, 4 * 15),  # no memory for more than one song
+    ],
+)
+def test_songs_go_in_step_where_rows_agree_and_fit(
+    scripted, host_of, batch: int, agreeing: int, free: int, forwards: int
+) -> None:
+    lm = scripted(lambda row: torch.arange(QWEN3.size).mul(0.37).sin())
+    lm.rows_agree = lambda rows: rows <= agreeing
+    plan = Plan("a", "b", Metadata(duration=3), 3.0)
+    options = ComposeOptions(batch, sampling=LMSampling(seed=5))
+    codes = planner.compose(lm, plan, options, host_of(free))
+    assert lm.forwards == forwards
+    for item, seed in enumerate(range(5, 5 + batch)):
+        single = ComposeOptions(sampling=LMSampling(seed=seed))
+        assert codes.items[item] == planner.compose(lm, plan, single, host_of()).items[0]
