@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ from .dit import conditions, sample, silence, text
 from .dit.noise import draw
 from .errors import InvalidRequest
 from .host import Host, LocalHost
-from .lm import metadata, planner
+from .lm import metadata, modes, planner, scoring
 from .lm.tokenizer import load_tokenizer
 from .store import Store
 from .types import (
     FRAME_RATE,
     FRAMES_PER_CODE,
     HOP,
+    MAX_SEED,
+    AnswerOptions,
     Audio,
     Codes,
     ComposeOptions,
@@ -37,12 +40,13 @@ from .types import (
     Plan,
     PlanOptions,
     Request,
+    Score,
     crop,
     frames_of,
     require_finite,
 )
 from .vae import level, tiling
-from .weights.layouts import ROLES, family_of, locate
+from .weights.layouts import ROLES, Role, family_of, locate
 from .weights.load import read_silence
 
 CURE = "Try precision fp32; if that does not help, the checkpoint file is damaged: fetch it again."
@@ -63,7 +67,7 @@ class Engine:
         self.store = Store(host)
         self._lock = threading.RLock()
         self._remembered: tuple[Any, list[conditions.Conditions]] | None = None
-        self._silences: dict[str, Tensor] = {}
+        self._silences: dict[ModelSpec, Tensor] = {}
 
     def plan(
         self, model: ModelSpec, request: Request, options: PlanOptions = PlanOptions()
@@ -87,6 +91,41 @@ class Engine:
             lm = self.store.backend(model, "lm", planner.compose_memory(lm, plan, options))
             return planner.compose(lm, plan, options, self.host)
 
+    def write(
+        self,
+        model: ModelSpec,
+        query: str,
+        instrumental: bool = False,
+        language: str | None = None,
+        options: AnswerOptions = AnswerOptions(),
+    ) -> Request:
+        """A few words to a whole song on paper: caption, lyrics and metadata."""
+        return self._answer(model, modes.write(query, instrumental, language), options)
+
+    def rewrite(
+        self, model: ModelSpec, request: Request, options: AnswerOptions = AnswerOptions()
+    ) -> Request:
+        """A draft to a fuller one: caption and lyrics rewritten, open metadata filled in."""
+        return self._answer(model, modes.rewrite(request), options)
+
+    def understand(
+        self, model: ModelSpec, codes: Codes, options: AnswerOptions = modes.HEARING
+    ) -> tuple[Request, ...]:
+        """Audio codes to what they are of: metadata, caption and lyrics, one for each song."""
+        answers = []
+        for item, question in enumerate(modes.understand(codes)):
+            seed = (options.sampling.seed + item) % (MAX_SEED + 1)
+            own = replace(options, sampling=replace(options.sampling, seed=seed))
+            answers.append(self._answer(model, question, own))
+        return tuple(answers)
+
+    def score(self, model: ModelSpec, codes: Codes, plan: Plan) -> tuple[Score, ...]:
+        """How well the codes carry the plan, one score for each song."""
+        with self._lock:
+            lm = self.store.backend(model, "lm")
+            lm = self.store.backend(model, "lm", scoring.score_memory(lm, codes, plan))
+            return scoring.score(lm, codes, plan, self.host)
+
     def render(
         self,
         model: ModelSpec,
@@ -103,12 +142,13 @@ class Engine:
         with self._lock:
             family, _ = family_of(model)
             settings = sample.resolve(sampling, family)
-            seeds = [sampling.seed + item for item in range(_songs(codes, sampling))]
+            songs = range(_songs(codes, sampling))
+            seeds = [(sampling.seed + item) % (MAX_SEED + 1) for item in songs]
             frames = _frames(plan, codes)
             given = self._conditions(model, plan, codes, timbre)
             memory = TOKEN_MEMORY[self.store.runtime(model).precision] * given[0].frames // 2
             velocity = self.store.backend(model, "dit", memory)
-            songs = []
+            rendered = []
             steps = len(settings.nodes) - 1
             with self._bar("Render", steps * len(seeds)) as update:
                 for item, seed in enumerate(seeds):
@@ -119,10 +159,10 @@ class Engine:
                     for step in sample.denoise(velocity, branches, noise, settings):
                         latents_BTC = step.x_BTC
                         update(item * steps + step.index + 1)
-                    songs.append(latents_BTC[:, :frames].cpu())
+                    rendered.append(latents_BTC[:, :frames].cpu())
             seconds = plan.duration if frames == frames_of(plan.duration) else frames / FRAME_RATE
             record = _record(family, settings, seeds, codes)
-            return Latents(torch.cat(songs), record | {"seconds": seconds})
+            return Latents(torch.cat(rendered), record | {"seconds": seconds})
 
     def decode(self, model: ModelSpec, latents: Latents, tile: int = 0) -> Audio:
         """Latents to 48 kHz stereo; `tile` in latent frames, 0 leaves it to the policy.
@@ -190,14 +230,25 @@ class Engine:
         with self._lock:
             self.store.release(model, keep)
             self._remembered = None
-            self._silences.pop(model.vae, None)
+            self._silences.pop(model, None)
+
+    def _answer(
+        self, model: ModelSpec, question: modes.Question, options: AnswerOptions
+    ) -> Request:
+        with self._lock:
+            lm = self.store.backend(model, "lm")
+            lm = self.store.backend(model, "lm", modes.answer_memory(lm, question, options))
+            return modes.answer(lm, question, options, self.host)
 
     def _conditions(
         self, model: ModelSpec, plan: Plan, codes: Codes | None, timbre: Latents | None
     ) -> list[conditions.Conditions]:
         """One entry per song with its own codes, or one for all."""
         reference = None if timbre is None else conditions.reference(timbre.values)
-        key = (model, plan, codes, None if reference is None else reference.numpy().tobytes())
+        heard = None if reference is None else reference.numpy().tobytes()
+        parts: tuple[Role, ...] = ("text_encoder", "condition_encoder", "audio_detokenizer")
+        files = [self.store.key(model, role) for role in parts]  # a file may change on the disk
+        key = (model, files, plan, codes, heard)
         if self._remembered is None or self._remembered[0] != key:
             self._remembered = None  # before the new ones take memory
             self._remembered = (key, self._build_conditions(model, plan, codes, reference))
@@ -228,12 +279,12 @@ class Engine:
 
     def _silence(self, model: ModelSpec) -> Tensor:
         """Latents of silence (N, 64): stored beside the DiT, or rebuilt from the VAE."""
-        if model.vae not in self._silences:
+        if model not in self._silences:
             stored = read_silence(model)
             if stored is None:
                 stored = silence.from_encoder(self.store.backend(model, "vae").encode)
-            self._silences[model.vae] = require_finite(stored, "Latents of silence", CURE)
-        return self._silences[model.vae]
+            self._silences[model] = require_finite(stored, "Latents of silence", CURE)
+        return self._silences[model]
 
     def _codec(self, model: ModelSpec, tile: int) -> tuple[Any, int]:
         runtime = self.store.runtime(model)

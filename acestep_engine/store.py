@@ -75,6 +75,10 @@ class Store:
                 del self._components[key]
         self._runtimes.pop(spec, None)
 
+    def key(self, spec: ModelSpec, role: Role) -> Key:
+        """What `role` of `spec` is made of: another value means other weights."""
+        return _key(role, locate(spec, role), DTYPES[self.runtime(spec).precision])
+
     def loaded(self) -> list[Component]:
         return list(self._components.values())
 

@@ -176,6 +176,31 @@ class ComposeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How a song in words is written. Lyrics stop where the answer has `max_tokens` tokens."""
+
+    max_tokens: int = 3_500
+    sampling: LMSampling = LMSampling()
+
+    def __post_init__(self) -> None:
+        _check_range("max_tokens", self.max_tokens, 1, 10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well the codes of one song carry a plan, each part 0..1; None where the plan is silent.
+
+    caption, lyrics: 0.5 means that hearing the codes makes these words no likelier.
+    metadata: field name to recall. reward: all parts weighted.
+    """
+
+    reward: float
+    caption: float | None
+    lyrics: float | None
+    metadata: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class DiTSampling:
     """How latents are denoised. None means the default of the checkpoint's family.
 

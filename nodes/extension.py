@@ -12,6 +12,9 @@ logger = logging.getLogger(__name__)
 NODES = {
     "load": ("LoadACEStep",),
     "plan": ("CoTPlanner",),
+    "words": ("SongWriter", "LyricFormatter"),
+    "listen": ("Understand", "ScoreCodes"),
+    "edit": ("PlanEdit", "CodesText"),
     "codes": ("AudioCodeSampler",),
     "render": ("DiTSampler",),
     "audio": ("VAEDecodeTiled", "VAEEncodeTiled"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..acestep_engine.types import MAX_SEED, LMSampling
+from ..acestep_engine.types import MAX_SEED, AnswerOptions, LMSampling
 
 DEFAULT = LMSampling()
 
@@ -24,12 +24,12 @@ def seed_input(what: str) -> Any:
     )
 
 
-def sampling_inputs() -> list[Any]:
-    """Temperature and the limits on which tokens may be drawn."""
+def sampling_inputs(temperature: float = DEFAULT.temperature) -> list[Any]:
+    """Temperature, with its default, and the limits on which tokens may be drawn."""
     return [
         io.Float.Input(
             "temperature",
-            default=DEFAULT.temperature,
+            default=temperature,
             min=0.0,
             max=5.0,
             step=0.01,
@@ -73,6 +73,19 @@ def sampling_inputs() -> list[Any]:
     ]
 
 
+def length_input() -> Any:
+    """How long an answer in words may get."""
+    return io.Int.Input(
+        "max_tokens",
+        default=AnswerOptions().max_tokens,
+        min=1,
+        max=10_000,
+        advanced=True,
+        tooltip="Lyrics stop at this many tokens, about a word each, metadata included. A "
+        "song rarely needs 1000; the limit catches a model that does not find its end.",
+    )
+
+
 def sampling_of(widgets: Mapping[str, Any], **more: Any) -> LMSampling:
     """The widgets of `sampling_inputs` and `seed_input`, with `more` fields beside them."""
     return LMSampling(
@@ -84,3 +97,8 @@ def sampling_of(widgets: Mapping[str, Any], **more: Any) -> LMSampling:
         seed=widgets["seed"],
         **more,
     )
+
+
+def answer_options_of(widgets: Mapping[str, Any]) -> AnswerOptions:
+    """The widgets of `sampling_inputs`, `seed_input` and `length_input`."""
+    return AnswerOptions(widgets["max_tokens"], sampling_of(widgets))

@@ -121,3 +121,10 @@ def test_the_engine_knows_no_nodes() -> None:
             assert not [
                 n for n in imports(path) if n.startswith("." * (depth + 1)) and "nodes" in n
             ]
+
+
+def test_the_architecture_page_has_a_line_for_every_file() -> None:
+    page = (ROOT / "acestep_engine" / "README.md").read_text(encoding="utf-8")
+    for path in FILES:
+        if path.parts[0] == "acestep_engine" and path.name != "__init__.py":
+            assert path.name in page, f"{path} is missing from the architecture page"

@@ -126,6 +126,26 @@ def test_another_dit_seed_encodes_nothing_again(engine: Engine, tiny_model: Mode
     assert not torch.equal(first.values, second.values)
 
 
+def test_the_largest_seed_is_a_seed(engine: Engine, tiny_model: ModelSpec) -> None:
+    plan = engine.plan(tiny_model, SHORT)
+    latents = engine.render(tiny_model, plan, None, DiTSampling(seed=2**63 - 1, batch=2))
+    assert latents.record["seeds"] == [2**63 - 1, 0]
+
+
+def test_a_file_that_changed_on_the_disk_is_read_again(
+    engine: Engine, tiny_model: ModelSpec, tmp_path: Path
+) -> None:
+    folder = tmp_path / "acestep-v15-turbo"
+    shutil.copytree(tiny_model.dit, folder)
+    model = replace(tiny_model, dit=str(folder))
+    plan = engine.plan(model, SHORT)
+    before = engine.render(model, plan).values
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.text_projector.weight"] *= 2
+    save_file(tensors, folder / "model.safetensors")
+    assert not torch.equal(engine.render(model, plan).values, before)
+
+
 def test_released_weights_load_again(engine: Engine, tiny_model: ModelSpec) -> None:
     plan = engine.plan(tiny_model, SHORT)
     before = engine.render(tiny_model, plan)

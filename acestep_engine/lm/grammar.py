@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from .metadata import (
     TIMESIGNATURES,
     dump,
 )
-from .tokenizer import QWEN3, Tokenizer, Vocabulary
+from .tokenizer import QWEN3, Tokenizer, Vocabulary, load_tokenizer
 
 if TYPE_CHECKING:
     from ..types import Metadata
@@ -193,6 +194,12 @@ class Grammar:
         self._indented = np.array([piece[:1] == b" " for piece in pieces]) & ~self._breaks
         self.caption_ids: Ids = np.flatnonzero(usable)
         self.opening_ids: Ids = np.flatnonzero(usable & opening)
+
+
+@cache
+def load_grammar() -> Grammar:
+    """The grammar of the real vocabulary and the longest song, compiled once per process."""
+    return Grammar(load_tokenizer())
 
 
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte != 10)

