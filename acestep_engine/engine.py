@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from . import audio as sound
+from .backends.base import LanguageModel
 from .dit import conditions, sample, silence, text
 from .dit.noise import draw
 from .errors import InvalidRequest
@@ -78,8 +79,7 @@ class Engine:
             thinks = bool(model.lm) and planner.needs_lm(normal, options)
             if not thinks:
                 return planner.plan(None, normal, options, self.host)
-            lm = self.store.backend(model, "lm")
-            lm = self.store.backend(model, "lm", planner.plan_memory(lm, normal, options))
+            lm = self._lm(model, lambda lm: planner.plan_memory(lm, normal, options))
             return planner.plan(lm, normal, options, self.host)
 
     def compose(
@@ -87,8 +87,7 @@ class Engine:
     ) -> Codes:
         """Plan to audio codes, five a second, `options.batch` songs."""
         with self._lock:
-            lm = self.store.backend(model, "lm")
-            lm = self.store.backend(model, "lm", planner.compose_memory(lm, plan, options))
+            lm = self._lm(model, lambda lm: planner.compose_memory(lm, plan, options))
             return planner.compose(lm, plan, options, self.host)
 
     def write(
@@ -122,8 +121,7 @@ class Engine:
     def score(self, model: ModelSpec, codes: Codes, plan: Plan) -> tuple[Score, ...]:
         """How well the codes carry the plan, one score for each song."""
         with self._lock:
-            lm = self.store.backend(model, "lm")
-            lm = self.store.backend(model, "lm", scoring.score_memory(lm, codes, plan))
+            lm = self._lm(model, lambda lm: scoring.score_memory(lm, codes, plan))
             return scoring.score(lm, codes, plan, self.host)
 
     def render(
@@ -232,12 +230,16 @@ class Engine:
             self._remembered = None
             self._silences.pop(model, None)
 
+    def _lm(self, model: ModelSpec, need: Callable[[LanguageModel], int]) -> LanguageModel:
+        """The language model, placed with room for the bytes that `need` says its task takes."""
+        lm: LanguageModel = self.store.backend(model, "lm")
+        return self.store.backend(model, "lm", need(lm))
+
     def _answer(
         self, model: ModelSpec, question: modes.Question, options: AnswerOptions
     ) -> Request:
         with self._lock:
-            lm = self.store.backend(model, "lm")
-            lm = self.store.backend(model, "lm", modes.answer_memory(lm, question, options))
+            lm = self._lm(model, lambda lm: modes.answer_memory(lm, question, options))
             return modes.answer(lm, question, options, self.host)
 
     def _conditions(
