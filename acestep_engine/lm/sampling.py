@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..types import LMSampling
 
+MANY = 4_096  # candidates from which a CPU finds the nucleus faster without a full sort
 GREEDY = 1e-5  # temperatures below it mean the likeliest candidate; float32 would overflow
 
 
@@ -72,7 +73,7 @@ def _nucleus_floor(weights_BV: Tensor, top_p: float) -> Tensor:
 
     A candidate goes where those heavier than it already hold more than `top_p` of the whole.
     """
-    if weights_BV.device.type == "cpu":
+    if weights_BV.device.type == "cpu" and weights_BV.shape[-1] > MANY:
         floors = [_floor_by_buckets(weights_V, top_p) for weights_V in weights_BV]
         return torch.stack(floors)[:, None]
     return _floor_by_sorting(weights_BV, weights_BV.new_zeros(()), weights_BV.sum(-1), top_p)[
