@@ -22,6 +22,7 @@ import safetensors.torch
 
 from . import audio as sound
 from .bench import lm as lm_bench
+from .bench import vae as vae_bench
 from .engine import Engine, get_engine
 from .errors import AceStepError, InvalidRequest
 from .lm import metadata
@@ -216,10 +217,11 @@ def run_download(options: argparse.Namespace) -> None:
 
 
 def run_bench(options: argparse.Namespace) -> None:
-    contexts = tuple(options.context)
-    print(
-        lm_bench.run(options.size, options.precision, contexts, options.turns, not options.no_peer)
-    )
+    common = (options.turns, not options.no_peer)
+    if options.what == "lm":
+        print(lm_bench.run(options.size, options.precision, tuple(options.context), *common))
+    else:
+        print(vae_bench.run(options.seconds, options.precision, options.tile, *common))
 
 
 def _save_latents(latents: Latents, path: Path) -> None:
@@ -296,13 +298,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(inspect)
     inspect.set_defaults(run=run_inspect)
 
-    bench = commands.add_parser("bench", help="tokens a second of the language model")
-    bench.add_argument("what", choices=("lm",))
-    bench.add_argument("--size", default="0.6B", choices=tuple(lm_bench.SIZES))
+    bench = commands.add_parser("bench", help="speed and memory against a peer, in one run")
+    bench.add_argument("what", choices=("lm", "vae"))
     bench.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
-    bench.add_argument("--context", type=int, nargs="+", default=[500, 1000])
-    bench.add_argument("--turns", type=int, default=15)
-    bench.add_argument("--no-peer", action="store_true", help="do not measure transformers")
+    bench.add_argument("--turns", type=int, default=9, help="timed rounds of each")
+    bench.add_argument("--no-peer", action="store_true", help="measure this engine alone")
+    bench.add_argument("--size", default="0.6B", choices=tuple(lm_bench.SIZES), help="lm: model")
+    bench.add_argument("--context", type=int, nargs="+", default=[500, 1000], help="lm: tokens")
+    bench.add_argument("--seconds", type=float, default=30.0, help="vae: length of the song")
+    bench.add_argument("--tile", type=int, default=0, help="vae: latent frames, 0: automatic")
     bench.set_defaults(run=run_bench)
 
     download = commands.add_parser(

@@ -1,0 +1,55 @@
+"""Benchmarks run and end in one line of JSON with the promised keys; no figure is asserted."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from acestep_engine.bench import lm, vae
+from acestep_engine.bench.measure import bandwidth, interleave, random_model, report
+from acestep_engine.config import VAEConfig
+from acestep_engine.models_torch.oobleck import Oobleck
+
+
+def test_turns_alternate_and_the_first_does_not_count() -> None:
+    order: list[str] = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    seconds = interleave(2, calls)
+    assert order == ["a", "b"] * 3
+    assert [len(times) for times in seconds.values()] == [2, 2]
+
+
+def test_the_last_line_of_a_report_is_json() -> None:
+    text = report([{"context": 5, "tok_s": 1.25}], {"tok_s": 1.25})
+    assert json.loads(text.splitlines()[-1]) == {"tok_s": 1.25}
+    assert text.splitlines()[0].split() == ["context", "tok_s"]
+
+
+def test_random_models_are_whole_and_repeatable() -> None:
+    config = VAEConfig(4, 2, channel_multiples=(1,) * 5)
+    first, second = (random_model(lambda: Oobleck(config), torch.float32) for _ in range(2))
+    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert not mine.is_meta
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_the_language_model_is_measured_against_its_peer() -> None:
+    result = json.loads(lm.run("tiny", "fp32", (20,), 2, peer=True).splitlines()[-1])
+    assert set(result) == {
+        *("size", "precision", "tok_s", "peer", "peer_tok_s", "ratio", "bandwidth_gb_s"),
+        *("bound_tok_s", "bound_share", "growth_3000_over_100", "sampling_share", "batch4_ratio"),
+    }
+    numbers = [value for value in result.values() if not isinstance(value, str)]
+    assert all(math.isfinite(number) and number > 0 for number in numbers)
+
+
+def test_the_bandwidth_is_that_of_a_computer() -> None:
+    assert 1e8 < bandwidth(1 << 24, 2) < 1e13
+
+
+def test_a_peak_counts_what_is_allocated_and_freed() -> None:
+    assert 60 < vae.peak_of(lambda: torch.ones(16 << 20)) < 200
