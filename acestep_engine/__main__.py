@@ -149,7 +149,7 @@ def run_plan(options: argparse.Namespace) -> None:
 
 
 def run_song(options: argparse.Namespace) -> None:
-    sound.check_suffix(options.out)
+    sound.check_target(options.out)
     engine, spec, clock = get_engine(), _model(options), _Clock()
     plan = clock("plan", _plan, engine, spec, options)
     codes = None
@@ -200,7 +200,7 @@ def run_encode(options: argparse.Namespace) -> None:
 
 
 def run_decode(options: argparse.Namespace) -> None:
-    sound.check_suffix(options.out)
+    sound.check_target(options.out)
     latents = _load_latents(Path(options.latents))
     audio = get_engine().decode(_model(options), latents, options.tile)
     files = _save_all(audio, options)

@@ -6,6 +6,7 @@ Dimension key: B songs, X channels, S samples.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,13 +28,24 @@ FORMATS: dict[str, tuple[str, str, str, int | None]] = {
 }
 
 
-def check_suffix(path: str | Path) -> None:
-    """Raise InvalidRequest unless the suffix names a format that `save` writes."""
-    if Path(path).suffix.lower() not in FORMATS:
+def check_target(path: str | Path) -> None:
+    """Raise InvalidRequest unless `save` will be able to write `path`; makes its folder."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
         raise InvalidRequest(
-            f"Cannot write '{path}': the suffix '{Path(path).suffix}' names no format known here. "
+            f"Cannot write '{path}': the suffix '{path.suffix}' names no format known here. "
             f"Use one of {', '.join(FORMATS)}."
         )
+    if path.is_dir():
+        raise InvalidRequest(f"Cannot write '{path}': it is a folder. Choose another file name.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InvalidRequest(
+            f"Cannot write into the folder '{path.parent}': {error.strerror}. Choose another one."
+        ) from error
 
 
 def save(audio: Audio, path: str | Path, item: int = 0) -> Path:
@@ -41,7 +53,7 @@ def save(audio: Audio, path: str | Path, item: int = 0) -> Path:
 
     The file appears whole or not at all: it is written under a temporary name and renamed.
     """
-    check_suffix(path)
+    check_target(path)
     path = Path(path)
     container_name, codec, sample_format, bit_rate = FORMATS[path.suffix.lower()]
     pcm_XS = audio.waveform[item].detach().cpu().float().clamp(-1, 1).contiguous().numpy()
@@ -50,7 +62,6 @@ def save(audio: Audio, path: str | Path, item: int = 0) -> Path:
             f"Cannot write {pcm_XS.shape[0]} channels to '{path}'. Give mono or stereo audio."
         )
     layout = "stereo" if pcm_XS.shape[0] == 2 else "mono"
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with av.open(str(temporary), "w", format=container_name) as container:

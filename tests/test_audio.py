@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acestep_engine.audio import load, resample, save, to_stereo
+from acestep_engine.audio import check_target, load, resample, save, to_stereo
 from acestep_engine.errors import InvalidRequest
 from acestep_engine.types import Audio
 
@@ -69,6 +69,17 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"\.ogg"):
         save(tone(0.1, 48_000), tmp_path / "song.ogg")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "song.wav").mkdir()
+    with pytest.raises(InvalidRequest, match="it is a folder"):
+        check_target(tmp_path / "song.wav")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequest, match=r"folder '.*file'"):
+        check_target(tmp_path / "file" / "song.wav")
+    check_target(tmp_path / "new" / "song.wav")
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_what_is_not_sound_is_refused_with_the_name(tmp_path: Path) -> None:
