@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import io
 import json
 import logging
 import shutil
@@ -51,6 +52,9 @@ NOISE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 1 on a readable error, 130 when stopped."""
+    for stream in (sys.stdout, sys.stderr):  # a console may lack letters that a plan has
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     options = _parser().parse_args(arguments)
     loudness = (
         logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
@@ -86,7 +90,7 @@ def _where(error: BaseException) -> str:
 def _model(options: argparse.Namespace) -> ModelSpec:
     name = options.model
     if name == "auto" and not any(MODELS.glob("*")):
-        print(NOISE)
+        print(NOISE, file=sys.stderr)
         name = "tiny"
     if name == "tiny":
         folder = tempfile.mkdtemp(prefix="acestep-tiny-")
@@ -150,12 +154,7 @@ def run_plan(options: argparse.Namespace) -> None:
 
 def run_song(options: argparse.Namespace) -> None:
     sound.check_target(options.out)
-    engine, spec, clock = get_engine(), _model(options), _Clock()
-    plan = clock("plan", _plan, engine, spec, options)
-    codes = None
-    if spec.lm and not options.no_codes:
-        compose = ComposeOptions(options.batch, options.prompt_layout, _lm_sampling(options))
-        codes = clock("compose", engine.compose, spec, plan, compose)
+    compose = ComposeOptions(options.batch, options.prompt_layout, _lm_sampling(options))
     render = DiTSampling(
         steps=options.steps,
         shift=options.shift,
@@ -164,6 +163,12 @@ def run_song(options: argparse.Namespace) -> None:
         seed=options.seed,
         batch=options.batch,
     )
+    engine, spec, clock = get_engine(), _model(options), _Clock()
+    model = engine.describe(spec)  # what is wrong with the files is said before any work
+    plan = clock("plan", _plan, engine, spec, options)
+    codes = None
+    if spec.lm and not options.no_codes:
+        codes = clock("compose", engine.compose, spec, plan, compose)
     latents = clock("render", engine.render, spec, plan, codes, render)
     audio = clock("decode", engine.decode, spec, latents, options.tile)
     files = _save_all(audio, options)
@@ -174,7 +179,7 @@ def run_song(options: argparse.Namespace) -> None:
         "plan": asdict(plan),
         "codes": asdict(codes) if codes else None,
         "render": dict(latents.record),
-        "model": engine.describe(spec),
+        "model": model,
         "timings": clock.seconds,
     }
     path = Path(options.out).with_suffix(".json")
@@ -243,7 +248,8 @@ def _load_latents(path: Path) -> Latents:
 def _write_json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    temporary.write_bytes(text.encode("utf-8", errors="replace"))
     temporary.replace(path)
 
 

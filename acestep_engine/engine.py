@@ -52,6 +52,7 @@ from .weights.load import read_silence
 
 CURE = "Try precision fp32; if that does not help, the checkpoint file is damaged: fetch it again."
 MIB = 1 << 20
+LOUDEST = 8.0  # no sound is louder: such samples are integers that nobody scaled
 TOKEN_MEMORY = {"fp32": MIB, "bf16": MIB // 2, "fp16": MIB // 2}  # DiT activations per patch
 FRAME_MEMORY = {"fp32": 5 * MIB, "bf16": 4 * MIB, "fp16": 4 * MIB}  # VAE activations per frame
 
@@ -184,6 +185,12 @@ class Engine:
         with self._lock:
             if audio.waveform.shape[-1] == 0:
                 raise InvalidRequest("The audio has no samples. Connect a sound with some length.")
+            peak = audio.waveform.abs().max().item()
+            if peak > LOUDEST:
+                raise InvalidRequest(
+                    f"The samples reach {peak:g}, but sound lies within -1..1. Divide integer "
+                    "samples by their range (32768 for 16 bits)."
+                )
             stereo = sound.resample(sound.to_stereo(audio)).waveform.clamp(-1, 1)
             audio_BXS = pad(stereo, (0, -stereo.shape[-1] % HOP))
             codec, tile = self._codec(model, tile)
@@ -194,6 +201,8 @@ class Engine:
     def tokenize(self, model: ModelSpec, latents: Latents) -> Codes:
         """Latents to audio codes; the tail is filled with silence to a whole code."""
         with self._lock:
+            self.host.check_interrupt()
+            require_finite(latents.values, "Audio tokenizer, input latents", CURE)
             missing = -latents.values.shape[1] % FRAMES_PER_CODE
             filling = silence.take(self._silence(model), missing)
             filling = filling.expand(latents.values.shape[0], -1, -1)
@@ -313,6 +322,8 @@ class Engine:
 
 def _songs(codes: Codes | None, sampling: DiTSampling) -> int:
     """Codes of one song may be rendered with many seeds; codes of several decide the number."""
+    if codes is not None and not codes.items:
+        raise InvalidRequest("There are no audio codes to render. Connect those of a song.")
     if codes is None or len(codes.items) == 1:
         return sampling.batch
     if sampling.batch not in (1, len(codes.items)):

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,7 +119,8 @@ def _key(role: Role, source: Source, dtype: torch.dtype) -> Key:
 
 
 def _paths(spec: ModelSpec) -> set[str]:
-    return {path for path in (spec.dit, spec.text_encoder, spec.lm, spec.vae) if path}
+    paths = (spec.dit, spec.text_encoder, spec.lm, spec.vae)
+    return {str(Path(path).expanduser()) for path in paths if path}  # as `locate` spells them
 
 
 def _inside(name: str, paths: set[str]) -> bool:

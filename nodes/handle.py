@@ -62,8 +62,11 @@ def _drop(key: int, spec: ModelSpec) -> None:
 
 
 def _release_dropped() -> None:
-    while _dropped and not _running:
-        spec = _dropped.popleft()
+    while not _running:
+        try:
+            spec = _dropped.popleft()
+        except IndexError:  # empty, perhaps because another thread was faster
+            return
         handles = [ref() for ref in list(_live.values())]
         live = tuple({handle.spec: None for handle in handles if handle is not None})
         if spec not in live:

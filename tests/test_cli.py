@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,23 @@ def test_mistakes_end_in_one_readable_line(
     assert all(word in message for word in words), message
     assert "Traceback" not in result.stderr
     assert not (ROOT / "x.wav").exists()
+
+
+@pytest.mark.slow
+def test_a_console_without_the_letters_of_the_plan_still_gets_its_song(tmp_path: Path) -> None:
+    out = tmp_path / "s.wav"
+    command = [sys.executable, "-m", "acestep_engine", "song", "--model", "tiny", "--seconds", "1"]
+    command += ["--no-codes", "--out", str(out)]
+    narrow = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "cp1252"}
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, env=narrow).returncode == 0
+    assert out.exists()
+
+
+def test_a_broken_part_is_named_before_any_work(tmp_path: Path, tiny_model: ModelSpec) -> None:
+    shutil.copytree(Path(tiny_model.vae).parent, tmp_path / "m")
+    vae = tmp_path / "m" / "vae" / "diffusion_pytorch_model.safetensors"
+    vae.write_bytes(vae.read_bytes()[:1000])
+    result = run("song", "--model", tmp_path / "m", "--out", tmp_path / "x.wav")
+    assert result.returncode == 1
+    assert vae.name in result.stderr.splitlines()[-1]
+    assert "Plan" not in result.stdout

@@ -111,6 +111,21 @@ def test_a_song_alone_is_the_song_in_a_batch_of_four(engine: Engine, tiny_model:
         assert torch.equal(audio.waveform[0], batch.waveform[item])
 
 
+def test_without_guidance_a_song_of_eight_is_the_song_alone(
+    engine: Engine, tiny_model: ModelSpec
+) -> None:
+    model = replace(tiny_model, wish=replace(tiny_model.wish, precision="fp32"))
+    plan = engine.plan(model, replace(SHORT, duration=30))
+    sampling = LMSampling(cfg_scale=1.0, temperature=1.0, top_p=1.0, seed=5)
+    codes = engine.compose(model, plan, ComposeOptions(8, sampling=sampling))
+    for item in (0, 3, 7):
+        alone = replace(sampling, seed=5 + item)
+        assert (
+            engine.compose(model, plan, ComposeOptions(sampling=alone)).items[0]
+            == codes.items[item]
+        )
+
+
 def test_codes_decide_the_length_where_they_differ_from_the_plan(
     engine: Engine, tiny_model: ModelSpec
 ) -> None:
@@ -233,6 +248,10 @@ def test_impossible_requests_say_what_is_possible(
         engine.plan(tiny_model, replace(SHORT, **change))  # type: ignore[arg-type]
 
 
+def test_the_noise_of_arithmetic_adds_no_second(engine: Engine, tiny_model: ModelSpec) -> None:
+    assert engine.plan(tiny_model, replace(SHORT, duration=0.1 * 3 * 100)).whole_seconds == 30
+
+
 @pytest.mark.parametrize("duration", [None, 0, -1])
 def test_an_open_length_is_decided_by_the_plan(
     engine: Engine, tiny_model: ModelSpec, duration: float | None
@@ -262,14 +281,28 @@ def test_any_words_make_a_song(
 
 @pytest.mark.parametrize(
     ("waveform", "word"),
-    [(torch.zeros(1, 2, 0), "no samples"), (torch.full((1, 2, 4000), float("nan")), "input audio")],
-    ids=["empty", "nan"],
+    [
+        (torch.zeros(1, 2, 0), "no samples"),
+        (torch.full((1, 2, 4000), float("nan")), "input audio"),
+        (torch.full((1, 2, 4000), 30_000.0), "reach 30000"),
+    ],
+    ids=["empty", "nan", "integers"],
 )
 def test_broken_audio_is_refused(
     engine: Engine, tiny_model: ModelSpec, waveform: torch.Tensor, word: str
 ) -> None:
     with pytest.raises(AceStepError, match=word):
         engine.encode(tiny_model, Audio(waveform))
+
+
+def test_broken_latents_do_not_become_codes(engine: Engine, tiny_model: ModelSpec) -> None:
+    with pytest.raises(NonFinite, match="Audio tokenizer"):
+        engine.tokenize(tiny_model, Latents(torch.full((1, 10, 64), float("nan"))))
+
+
+def test_no_codes_at_all_are_refused(engine: Engine, tiny_model: ModelSpec) -> None:
+    with pytest.raises(InvalidRequest, match="no audio codes"):
+        engine.render(tiny_model, engine.plan(tiny_model, SHORT), Codes(()))
 
 
 def test_six_channels_use_the_first_two(engine: Engine, tiny_model: ModelSpec) -> None:

@@ -42,8 +42,8 @@ class LanguageModel(Protocol):
         """Memory that `open` will take."""
         ...
 
-    def rows_agree(self, rows: int) -> bool:
-        """Whether a row among `rows` rows gets the same bits as in a pair of its own."""
+    def rows_agree(self, rows: int, unit: int) -> bool:
+        """Whether a row among `rows` rows gets the same bits as among `unit` rows."""
         ...
 
 

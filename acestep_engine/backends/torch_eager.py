@@ -120,7 +120,7 @@ class TorchLanguageModel(_Backend[Qwen3Model]):
         return KVCache.nbytes(self.module.config, rows, capacity, self.dtype)
 
     @torch.inference_mode()
-    def rows_agree(self, rows: int) -> bool:
+    def rows_agree(self, rows: int, unit: int) -> bool:
         """Tried out on the first layer and the head: a kernel may depend on the number of rows."""
         config = self.module.config
         generator = torch.Generator().manual_seed(0)
@@ -132,7 +132,7 @@ class TorchLanguageModel(_Backend[Qwen3Model]):
             states_BLD = self.module.layers[0](x_BLD, span, None)
             return states_BLD, self.logits(x_BLD[:, 0], slice(0, config.vocab_size))
 
-        alone = [torch.cat(parts) for parts in zip(*map(work, x_BLD.split(2)), strict=True)]
+        alone = [torch.cat(parts) for parts in zip(*map(work, x_BLD.split(unit)), strict=True)]
         return all(map(torch.equal, work(x_BLD), alone))
 
 
@@ -224,6 +224,13 @@ class TorchCodec(_Backend[Oobleck]):
             return self.module.decode(self._in(latents_BCT)).float()
 
 
+MEMORY_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "Output channels > 65536",  # a limit of Metal on the length, which a smaller tile keeps
+)
+
+
 @contextmanager
 def _memory_errors(device: torch.device) -> Iterator[None]:
     """Every device's way to say that memory ran out, as OutOfMemory."""
@@ -231,7 +238,7 @@ def _memory_errors(device: torch.device) -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         text = str(error)
-        if "out of memory" not in text and "can't allocate memory" not in text:
+        if not any(sign in text for sign in MEMORY_SIGNS):
             raise
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -162,7 +162,7 @@ def _duration(seconds: float | None) -> float | None:
             f"duration is {seconds} seconds, but a song lasts {MIN_DURATION:g} to "
             f"{MAX_DURATION:g} seconds. Choose a length in that range, or 0 for automatic."
         )
-    return float(seconds)
+    return round(float(seconds), 6)  # arithmetic leaves 30.000000000000004, which is no 31 s
 
 
 def _bpm(bpm: float | None) -> int | None:

@@ -112,11 +112,14 @@ def compose_memory(lm: LanguageModel, plan: Plan, options: ComposeOptions) -> in
 def _songs_at_once(lm: LanguageModel, plan: Plan, options: ComposeOptions, host: Host) -> int:
     """The largest equal share of the batch that fits and leaves every song its own bits."""
     free = host.free_memory(torch.device(lm.device))
+    unit = len(_code_prompts(plan, options))  # rows of one song
     for songs in (options.batch, 4, 2):
         if songs == 1 or options.batch % songs:
             continue
         need = compose_memory(lm, plan, replace(options, batch=songs))
-        if (free == 0 or need <= free) and lm.rows_agree(2 * songs):  # 0: the system does not say
+        if (free == 0 or need <= free) and lm.rows_agree(
+            unit * songs, unit
+        ):  # 0: the system does not say
             return songs
     return 1
 

@@ -108,4 +108,4 @@ def _floor_by_buckets(weights_V: Tensor, top_p: float) -> Tensor:
 
 def _precise(device: torch.device) -> torch.dtype:
     """The widest float: 64,000 weights summed up in float32 would lose the rare ones."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float64 if device.type in ("cpu", "cuda") else torch.float32

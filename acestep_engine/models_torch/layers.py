@@ -52,6 +52,30 @@ def rotate(x_BLHK: Tensor, rotary: Rotary) -> Tensor:
     )
 
 
+def grouped_attention(
+    q_BHLK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Attention where H / G query heads share a head of keys and values, (B, H, L, K)."""
+    shared = q_BHLK.shape[1] // k_BGTK.shape[1]
+    if shared > 1 and not _groups_are_native(q_BHLK, mask):
+        k_BGTK, v_BGTK = (x.repeat_interleave(shared, dim=1) for x in (k_BGTK, v_BGTK))
+        shared = 1
+    return F.scaled_dot_product_attention(
+        q_BHLK, k_BGTK, v_BGTK, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1
+    )
+
+
+def _groups_are_native(q_BHLK: Tensor, mask: Tensor | None) -> bool:
+    """Whether a fast kernel takes unequal head counts: elsewhere Metal fails, CUDA gets slow."""
+    if q_BHLK.device.type == "cuda":
+        return mask is None and q_BHLK.dtype is not torch.float32
+    return q_BHLK.device.type == "cpu"
+
+
 def attend(
     q_BHLK: Tensor,
     k_BGLK: Tensor,
@@ -70,7 +94,7 @@ def attend(
     if keep_BL is not None:
         itself = torch.eye(length, dtype=torch.bool, device=keep_BL.device)
         mask = keep_BL[:, None, None, :] | itself
-    return F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, attn_mask=mask, enable_gqa=True)
+    return grouped_attention(q_BHLK, k_BGLK, v_BGLK, mask)
 
 
 def _attend_in_blocks(
@@ -97,12 +121,11 @@ def _attend_in_blocks(
     distance = steps - (steps[:window, None] + window)
     near = distance.abs() <= window
     mask = (near & rearrange(present, "b n j -> (b n) 1 1 j")) | (distance == 0)
-    out = F.scaled_dot_product_attention(
+    out = grouped_attention(
         rearrange(F.pad(q_BHLK, (0, 0, 0, tail)), "b h (n i) k -> (b n) h i k", n=blocks),
         neighbourhoods(k_BGLK),
         neighbourhoods(v_BGLK),
-        attn_mask=mask,
-        enable_gqa=True,
+        mask,
     )
     return rearrange(out, "(b n) h i k -> b h (n i) k", n=blocks)[:, :, :length]
 

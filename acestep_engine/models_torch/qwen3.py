@@ -11,12 +11,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Qwen3Config
 from ..errors import InvalidRequest
-from .layers import MLP, Attention, FusedAttention, FusedMLP, Rotary, rotary_table
+from .layers import (
+    MLP,
+    Attention,
+    FusedAttention,
+    FusedMLP,
+    Rotary,
+    grouped_attention,
+    rotary_table,
+)
 
 
 class Span(NamedTuple):
@@ -142,9 +149,7 @@ class Qwen3Layer(nn.Module):
             k_BGTK, v_BGTK = k.transpose(1, 2), v.transpose(1, 2)
         else:
             k_BGTK, v_BGTK = cache.read(self.index, span.end)
-        out_BHLK = F.scaled_dot_product_attention(
-            q_BHLK, k_BGTK, v_BGTK, attn_mask=span.mask, is_causal=span.causal, enable_gqa=True
-        )
+        out_BHLK = grouped_attention(q_BHLK, k_BGTK, v_BGTK, span.mask, span.causal)
         return self.self_attn.merge(out_BHLK)
 
 

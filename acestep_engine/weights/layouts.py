@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..config import Family
-from ..errors import AceStepError, ModelNotFound
+from ..errors import AceStepError, BadCheckpoint, ModelNotFound
 from ..types import ModelSpec
 from .files import read_config, read_headers
 from .load import read
@@ -91,6 +91,8 @@ def discover(path: str | Path) -> ModelSpec:
             refused.append(f"{candidate}: {error}")
     if not found:
         raise ModelNotFound(_nothing(root, candidates, refused))
+    if refused and not {"dit", "text_encoder", "vae"} <= found.keys():
+        raise BadCheckpoint(refused[0])  # most likely the part that is missing
     for reason in refused:
         logger.warning("passed over: %s", reason)
     chosen = {field: str(_choose(field, paths)) for field, paths in found.items()}

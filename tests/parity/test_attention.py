@@ -11,6 +11,7 @@ from torch import nn
 
 from acestep_engine.config import EncoderConfig
 from acestep_engine.models_spec import rope_frequencies
+from acestep_engine.models_torch import layers
 from acestep_engine.models_torch.layers import (
     Attention,
     EncoderLayer,
@@ -166,3 +167,14 @@ def test_layers_come_from_the_given_namespace(build, randn) -> None:
     plain.load_state_dict({k: v.float() for k, v in stored.state_dict().items()}, assign=True)
     x = randn(1, 12, 32)
     torch.testing.assert_close(stored.run(x), plain.run(x))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_repeated_by_hand_equal_the_native_groups(
+    monkeypatch: pytest.MonkeyPatch, randn, causal: bool
+) -> None:
+    q, k, v = randn(2, 6, 9, 8), randn(2, 3, 9, 8), randn(2, 3, 9, 8)
+    native = layers.grouped_attention(q, k, v, causal=causal)
+    monkeypatch.setattr(layers, "_groups_are_native", lambda *_: False)
+    assert (layers.grouped_attention(q, k, v, causal=causal) - native).abs().max() <= 1e-6
