@@ -333,7 +333,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--family", default="auto", choices=("auto", "turbo", "sft", "base"))
     parser.add_argument("--device", default="auto", choices=("auto", "cuda", "mps", "xpu", "cpu"))
-    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16", "fp16"))
+    parser.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
     parser.add_argument("--mode", default="auto", choices=("auto", "eager", "graph"))
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from .errors import UnsupportedRuntime
 
 logger = logging.getLogger(__name__)
 
 DeviceWish = Literal["auto", "cuda", "mps", "xpu", "cpu"]
-PrecisionWish = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+PrecisionWish = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 ModeWish = Literal["auto", "eager", "graph"]
 Mode = Literal["eager", "graph"]
+
+PACKED: dict[str, tuple[int, ...]] = {}
+"""Bits that large weights can be packed to on each kind of device, where its kernels gain by it."""
 
 JETSON_NAMES = ("orin", "xavier", "tegra", "jetson")
 GIB = 1 << 30
@@ -52,9 +56,10 @@ class Runtime:
     """The decision, with a reason for each automatic choice."""
 
     device: str
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Precision  # of the work
     mode: Mode
     tile: int  # latent frames per VAE tile
+    bits: int = 0  # of packed weights, for the parts whose size is felt; 0: none are packed
     reasons: tuple[str, ...] = ()
 
 
@@ -68,7 +73,8 @@ def choose(info: DeviceInfo, wish: Wish = Wish()) -> Runtime:
     precision = _choose_precision(info, wish, reasons)
     mode = _choose_mode(info, wish, reasons)
     tile = _choose_tile(info, reasons)
-    return Runtime(info.kind, precision, mode, tile, tuple(reasons))
+    bits = _choose_bits(info, wish, reasons)
+    return Runtime(info.kind, precision, mode, tile, bits, tuple(reasons))
 
 
 def _choose_device(info: DeviceInfo, wish: Wish, reasons: list[str]) -> DeviceInfo:
@@ -86,22 +92,34 @@ def _choose_device(info: DeviceInfo, wish: Wish, reasons: list[str]) -> DeviceIn
     )
 
 
-def _choose_precision(
-    info: DeviceInfo, wish: Wish, reasons: list[str]
-) -> Literal["fp32", "bf16", "fp16"]:
+def _choose_precision(info: DeviceInfo, wish: Wish, reasons: list[str]) -> Precision:
     if wish.precision == "fp16":
         logger.warning(
             "fp16 was asked for: the lyric encoder of ACE-Step 1.5 reaches 5e5, which overflows in "
             "fp16, so that part runs in fp32; bf16 or fp32 for all is safer."
         )
-    if wish.precision != "auto":
+    if wish.precision in get_args(Precision):
         reasons.append(f"precision {wish.precision}: asked for")
-        return wish.precision
+        return cast(Precision, wish.precision)
     if info.bf16:
         reasons.append("precision bf16: the device computes it natively")
         return "bf16"
     reasons.append("precision fp32: the device does not compute bf16 natively; fp16 overflows here")
     return "fp32"
+
+
+def _choose_bits(info: DeviceInfo, wish: Wish, reasons: list[str]) -> int:
+    if not wish.precision.startswith("int"):
+        return 0
+    bits, possible = int(wish.precision.removeprefix("int")), PACKED.get(info.kind, ())
+    if bits not in possible:
+        offers = ", ".join(f"int{width}" for width in possible) or "none"
+        raise UnsupportedRuntime(
+            f"Weights packed to {bits} bits were asked for (precision {wish.precision}), but on "
+            f"{info.kind} the kernels for packed weights are: {offers}. Choose precision 'auto'."
+        )
+    reasons.append(f"weights packed to {bits} bits: asked for")
+    return bits
 
 
 def _choose_mode(info: DeviceInfo, wish: Wish, reasons: list[str]) -> Mode:

@@ -95,3 +95,9 @@ def test_impossible_wish_is_an_error_with_the_cure(wish: Wish) -> None:
 def test_forced_fp16_warns(caplog: pytest.LogCaptureFixture) -> None:
     assert choose(CUDA, Wish(precision="fp16")).precision == "fp16"
     assert "overflows in fp16" in caplog.text
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_packed_weights_are_refused_where_no_kernel_gains_by_them(precision: str) -> None:
+    with pytest.raises(UnsupportedRuntime, match=f"{precision}.*on cuda.*'auto'"):
+        choose(CUDA, Wish(precision=precision))  # type: ignore[arg-type]
