@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .backends.torch_eager import BUILDERS
+from .backends.torch_graph import GraphLanguageModel
 from .host import Host
 from .runtime import Runtime, choose
 from .types import ModelSpec
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Key = tuple[str, str, tuple[tuple[str, int, int], ...], str]
-"""Role, prefix inside the files, each file with size and time of change, precision."""
+"""Role, prefix inside the files, each file with size and time of change, form of the weights."""
 
 
 @dataclass(eq=False)
@@ -61,9 +62,10 @@ class Store:
     def backend(self, spec: ModelSpec, role: Role, memory_required: int = 0) -> Any:
         """The part `role` of `spec`, placed and ready to run (a Protocol of `backends.base`)."""
         runtime = self.runtime(spec)
-        component = self._component(spec, role, DTYPES[runtime.precision])
+        component = self._component(spec, role, runtime)
         device = self.host.place(component, torch.device(runtime.device), memory_required)
-        _, backend_class = BUILDERS[role]
+        recorded = role == "lm" and runtime.mode == "graph"
+        backend_class: type = GraphLanguageModel if recorded else BUILDERS[role][1]
         return backend_class(component.module, device, DTYPES[runtime.precision])
 
     def release(self, spec: ModelSpec, keep: tuple[ModelSpec, ...] = ()) -> None:
@@ -78,23 +80,24 @@ class Store:
 
     def key(self, spec: ModelSpec, role: Role) -> Key:
         """What `role` of `spec` is made of: another value means other weights."""
-        return _key(role, locate(spec, role), DTYPES[self.runtime(spec).precision])
+        return _key(role, locate(spec, role), self.runtime(spec))
 
     def loaded(self) -> list[Component]:
         return list(self._components.values())
 
-    def _component(self, spec: ModelSpec, role: Role, dtype: torch.dtype) -> Component:
+    def _component(self, spec: ModelSpec, role: Role, runtime: Runtime) -> Component:
         source = locate(spec, role)
-        key = _key(role, source, dtype)
+        key = _key(role, source, runtime)
         component = self._components.get(key)
         if component is None:
-            module = self._load(role, source, dtype)
+            module = self._load(role, source, runtime)
             nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
+            nbytes += sum(getattr(part, "nbytes", 0) for part in module.modules())  # packed ones
             component = self._components[key] = Component(role, key, module, nbytes)
         return component
 
-    def _load(self, role: Role, source: Source, dtype: torch.dtype) -> torch.nn.Module:
-        start = time.perf_counter()
+    def _load(self, role: Role, source: Source, runtime: Runtime) -> torch.nn.Module:
+        start, dtype = time.perf_counter(), DTYPES[runtime.precision]
         tensors = read(source)
         config = config_of(role, tensors.shapes, source.config)
         model_class, backend_class = BUILDERS[role]
@@ -104,6 +107,7 @@ class Store:
         expected = {name: tuple(value.shape) for name, value in plain.state_dict().items()}
         fill(module, tensors, dtype, expected)
         backend_class.finish(module, dtype)
+        backend_class.pack(module, runtime)
         module.eval().requires_grad_(False)
         logger.info(
             "ACE-Step: loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start
@@ -111,11 +115,12 @@ class Store:
         return module
 
 
-def _key(role: Role, source: Source, dtype: torch.dtype) -> Key:
+def _key(role: Role, source: Source, runtime: Runtime) -> Key:
     stats = tuple(
         (str(path), os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in source.files
     )
-    return role, source.prefix, stats, str(dtype)
+    form = f"{runtime.device} {runtime.precision} {runtime.bits}"
+    return role, source.prefix, stats, form
 
 
 def _paths(spec: ModelSpec) -> set[str]:

@@ -7,13 +7,20 @@ Dimension key: B rows · L tokens · D width · V candidates · T latent frames 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 Rows = slice | Tensor
 """Rows of the output head: a contiguous slice of the vocabulary or a vector of token ids."""
+
+
+Choose = Callable[[Tensor, Tensor], Tensor]
+"""From states (B, D) and a uniform number of each song (N, 1) to the drawn ids, (N,)."""
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""From the ids of each row (B, 1) and the numbers (N, 1) to the drawn ids, (N,)."""
 
 
 class LMSession(Protocol):
@@ -23,6 +30,14 @@ class LMSession(Protocol):
         """Append tokens to every row; ragged lists allowed, or a (B, L) tensor on the device.
 
         Returns the final hidden state after each row's last token, (B, D).
+        """
+        ...
+
+    def record(self, choose: Choose) -> Step:
+        """`feed` of one token a row, then `choose`, as one step that may be replayed from a tape.
+
+        `choose` is asked for the same shapes at every step, never looks at the device, and changes
+        tensors only in place and so that doing it twice changes nothing more.
         """
         ...
 

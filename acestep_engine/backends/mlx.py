@@ -25,8 +25,8 @@ from ..models_mlx.layers import rotary_from
 from ..models_mlx.oobleck import Oobleck
 from ..models_mlx.qwen3 import KVCache, Qwen3Model, Span
 from ..models_spec import codebook_size
-from .base import Rows
-from .torch_eager import SHARED_PREFIX, _common_prefix
+from .base import Choose, Rows, Step
+from .torch_lm import SHARED_PREFIX, common_prefix
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -101,11 +101,14 @@ class MLXSession:
         mx.eval(states_BD, self._cache.keys, self._cache.values)
         return _tensor(states_BD)
 
+    def record(self, choose: Choose) -> Step:
+        return lambda ids_B1, uniform_N1: choose(self.feed(ids_B1), uniform_N1)
+
     def _start(self, ids: Sequence[Sequence[int]]) -> mx.array:
         """Fill an empty cache: equal prompts once, and the beginning common to all of them once."""
         prompts = list(dict.fromkeys(tuple(row) for row in ids))
         part = self._small(len(prompts), max(map(len, prompts)))
-        shared = _common_prefix(prompts)
+        shared = common_prefix(prompts)
         if len(prompts) > 1 and shared >= SHARED_PREFIX:
             single = self._small(1, shared)
             self._append([prompts[0][:shared]], single)

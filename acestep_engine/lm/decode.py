@@ -206,16 +206,18 @@ def _steps(lm: LanguageModel, task: Task, course: Course, host: Host) -> Iterato
     host.check_interrupt()
     session = lm.open(len(task.prompts), _capacity(task, course))
     feed: Feed | None = task.prompts
+    candidates, step = None, None
     for uniform_N in torch.stack(columns, dim=1):
-        candidates = course.candidates()
-        logits_BV = candidates.scores(lm, session.feed(feed))
-        clean &= logits_BV.isfinite().all()
+        same = (following := course.candidates()) is candidates
+        candidates = following
         sampling = replace(task.sampling, temperature=0.0) if course.greedy else task.sampling
-        logits_NV = _guided(logits_BV, len(seeds), sampling)
-        if sampling.repetition_penalty != 1:
-            drawn_NV = seen_NV[:, candidates.ids_V]
-            logits_NV = draws.penalise(logits_NV, drawn_NV, sampling.repetition_penalty)
-        id_N = candidates.ids_V[draws.draw(logits_NV, uniform_N[:, None], sampling)]
+        chooser = _Chooser(lm, candidates, sampling, seen_NV, clean)
+        if same and isinstance(feed, Tensor):
+            step = step or session.record(chooser)
+            id_N = step(feed, uniform_N[:, None])
+        else:
+            step = None
+            id_N = chooser(session.feed(feed), uniform_N[:, None])
         seen_NV.scatter_(1, id_N[:, None], True)
         feed = course.accept(id_N, len(task.prompts))
         host.check_interrupt()
@@ -230,6 +232,29 @@ def _steps(lm: LanguageModel, task: Task, course: Course, host: Host) -> Iterato
             if over or feed is None:
                 return
             looked = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """From states to the id of each song; remembers whether all scores were finite.
+
+    A backend may record it, so it does the same with the same tensors however often it is run.
+    """
+
+    lm: LanguageModel
+    candidates: Candidates
+    sampling: LMSampling
+    seen_NV: Tensor
+    clean: Tensor
+
+    def __call__(self, hidden_BD: Tensor, uniform_N1: Tensor) -> Tensor:
+        logits_BV = self.candidates.scores(self.lm, hidden_BD)
+        self.clean.logical_and_(logits_BV.isfinite().all())
+        logits_NV = _guided(logits_BV, len(self.seen_NV), self.sampling)
+        if (penalty := self.sampling.repetition_penalty) != 1:
+            drawn_NV = self.seen_NV[:, self.candidates.ids_V]
+            logits_NV = draws.penalise(logits_NV, drawn_NV, penalty)
+        return self.candidates.ids_V[draws.draw(logits_NV, uniform_N1, self.sampling)]
 
 
 def _guided(logits_BV: Tensor, songs: int, sampling: LMSampling) -> Tensor:

@@ -61,12 +61,22 @@ def grouped_attention(
 ) -> Tensor:
     """Attention where H / G query heads share a head of keys and values, (B, H, L, K)."""
     shared = q_BHLK.shape[1] // k_BGTK.shape[1]
+    if shared > 1 and q_BHLK.shape[2] == 1 and not causal and not _is_narrow_on_cpu(q_BHLK):
+        # One query: those that share a head of keys are as good as a row of queries.
+        q_BGRK = q_BHLK.reshape(q_BHLK.shape[0], -1, shared, q_BHLK.shape[3])
+        out = F.scaled_dot_product_attention(q_BGRK, k_BGTK, v_BGTK, attn_mask=mask)
+        return out.reshape(q_BHLK.shape)
     if shared > 1 and not _groups_are_native(q_BHLK, mask):
         k_BGTK, v_BGTK = (x.repeat_interleave(shared, dim=1) for x in (k_BGTK, v_BGTK))
         shared = 1
     return F.scaled_dot_product_attention(
         q_BHLK, k_BGTK, v_BGTK, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1
     )
+
+
+def _is_narrow_on_cpu(q_BHLK: Tensor) -> bool:
+    """Whether one query at a time is faster: in half precision, CPUs lose by rows of them."""
+    return q_BHLK.device.type == "cpu" and q_BHLK.dtype is not torch.float32
 
 
 def _groups_are_native(q_BHLK: Tensor, mask: Tensor | None) -> bool:

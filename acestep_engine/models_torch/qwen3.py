@@ -24,6 +24,7 @@ from .layers import (
     grouped_attention,
     rotary_table,
 )
+from .packed import pack
 
 
 class Span(NamedTuple):
@@ -49,7 +50,9 @@ class KVCache:
         capacity: int,
         device: torch.device,
         dtype: torch.dtype,
+        stream: torch.dtype | None = None,
     ) -> None:
+        """`stream`: precision of the states where it is not that of the cache."""
         shape = (
             config.num_hidden_layers,
             rows,
@@ -60,7 +63,8 @@ class KVCache:
         # Zeros, because a masked slot still enters the product with weight 0, and 0 * NaN is NaN.
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
-        self.table = rotary_table(torch.arange(capacity + 1, device=device), config, dtype)
+        positions = torch.arange(capacity + 1, device=device)
+        self.table = rotary_table(positions, config, stream or dtype)
         self.lengths = [0] * rows
         self._lengths_B = torch.zeros(rows, dtype=torch.int64, device=device)
 
@@ -86,7 +90,7 @@ class KVCache:
         self.lengths = [source.lengths[i] for i in index]
         end = max(self.lengths)
         index_B = torch.tensor(index, device=self.keys.device)
-        self._lengths_B = source._lengths_B[index_B]
+        self._lengths_B.copy_(source._lengths_B[index_B])
         for ours, theirs in ((self.keys, source.keys), (self.values, source.values)):
             for layer in range(ours.shape[0]):  # one layer at a time bounds the copy in between
                 ours[layer, :, :, :end] = theirs[layer, index_B, :, :end]
@@ -97,26 +101,46 @@ class KVCache:
         level = len(set(self.lengths)) == 1
         grown = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         end, device = max(grown), self.keys.device
-        if end > self.capacity:
-            raise InvalidRequest(
-                f"The language model needs {end} token positions, but its memory was opened for "
-                f"{self.capacity}. Shorten the lyrics, the caption or the duration."
-            )
+        self.check(end)
         places_BL = self._lengths_B[:, None] + torch.arange(width, device=device)
         slots_BL = places_BL.clamp(max=self.capacity)
         mask = None
         if not fresh and not (level and width == 1):
             mask = torch.arange(end, device=device) <= places_BL[:, None, :, None]
         same = len(set(counts)) == 1  # then no host-to-device copy is needed
-        self._lengths_B = self._lengths_B + (width if same else torch.tensor(counts, device=device))
+        self._lengths_B += width if same else torch.tensor(counts, device=device)
         self.lengths = grown
         rotary = Rotary(self.table.cos[slots_BL], self.table.sin[slots_BL])
         return Span(rotary, fresh, mask, slots_BL, end)
 
+    def check(self, end: int) -> None:
+        """Refuse positions beyond the capacity."""
+        if end > self.capacity:
+            raise InvalidRequest(
+                f"The language model needs {end} token positions, but its memory was opened for "
+                f"{self.capacity}. Shorten the lyrics, the caption or the duration."
+            )
+
+    def steady(self) -> Span:
+        """The span of one more token a row, from tensors alone: the same operations every time.
+
+        `advance` makes its positions count.
+        """
+        slots_B1 = self._lengths_B[:, None]
+        end = self.keys.shape[3]
+        mask = torch.arange(end, device=slots_B1.device) <= slots_B1[:, None, :, None]
+        rotary = Rotary(self.table.cos[slots_B1], self.table.sin[slots_B1])
+        return Span(rotary, False, mask, slots_B1, end)
+
+    def advance(self) -> None:
+        """Count the token that a steady step has written in each row."""
+        self.lengths = [length + 1 for length in self.lengths]
+        self._lengths_B += 1
+
     def write(self, layer: int, k_BLGK: Tensor, v_BLGK: Tensor, span: Span) -> None:
         row_B1 = torch.arange(k_BLGK.shape[0], device=k_BLGK.device)[:, None]
-        self.keys[layer][row_B1, :, span.slots_BL] = k_BLGK
-        self.values[layer][row_B1, :, span.slots_BL] = v_BLGK
+        self.keys[layer][row_B1, :, span.slots_BL] = k_BLGK.to(self.keys.dtype)
+        self.values[layer][row_B1, :, span.slots_BL] = v_BLGK.to(self.values.dtype)
 
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `end` positions, (B, G, T, K) views."""
@@ -136,6 +160,13 @@ class Qwen3Layer(nn.Module):
         if isinstance(self.self_attn, Attention) and isinstance(self.mlp, MLP):
             self.self_attn, self.mlp = FusedAttention(self.self_attn), FusedMLP(self.mlp)
 
+    def pack(self, bits: int) -> None:
+        """Put packed layers in the place of the fused ones."""
+        for owner in (self.self_attn, self.mlp):
+            for name, part in list(owner.named_children()):
+                if packed := pack(cast(Tensor, part.weight), bits):
+                    setattr(owner, name, packed)
+
     def forward(self, x_BLD: Tensor, span: Span, cache: KVCache | None) -> Tensor:
         x_BLD = x_BLD + self._attend(self.input_layernorm(x_BLD), span, cache)
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
@@ -149,8 +180,9 @@ class Qwen3Layer(nn.Module):
             k_BGTK, v_BGTK = k.transpose(1, 2), v.transpose(1, 2)
         else:
             k_BGTK, v_BGTK = cache.read(self.index, span.end)
+        q_BHLK = q_BHLK.to(k_BGTK.dtype)
         out_BHLK = grouped_attention(q_BHLK, k_BGTK, v_BGTK, span.mask, span.causal)
-        return self.self_attn.merge(out_BHLK)
+        return self.self_attn.merge(out_BHLK.to(x_BLD.dtype))
 
 
 class Qwen3Model(nn.Module):
@@ -164,11 +196,34 @@ class Qwen3Model(nn.Module):
             Qwen3Layer(config, index, ops) for index in range(config.num_hidden_layers)
         )
         self.norm = ops.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.bits: int | None = None  # of packed weights: 0 as they were, None for plain layers
+        self.heads: dict[tuple[int, int], nn.Module] = {}  # packed rows of the token table
 
     def fuse(self) -> None:
         """Join the projections of each layer, once the weights are there; one layer at a time."""
         for layer in self.layers:
             cast(Qwen3Layer, layer).fuse()
+
+    def pack(self, bits: int) -> None:
+        """Pack the fused layers for a CPU. With 8 bits the states are float32 between them."""
+        self.bits = bits
+        for layer in self.layers:
+            cast(Qwen3Layer, layer).pack(bits)
+        if bits:
+            self.layers.float()  # what is left in there are norms
+            self.norm.float()
+
+    def head(self, rows: slice) -> nn.Module | None:
+        """The packed head of these rows of the token table, kept once made; None where plain."""
+        if self.bits is None:
+            return None
+        key = (rows.start, rows.stop)
+        if key not in self.heads:
+            packed = pack(self.embed_tokens.weight[rows], self.bits)
+            if packed is None:
+                return None
+            self.heads[key] = packed
+        return self.heads[key]
 
     def forward(
         self,
@@ -186,6 +241,13 @@ class Qwen3Model(nn.Module):
             span = Span(rotary_table(positions, self.config, embeds_BLD.dtype), causal=True)
         else:
             span = cache.reserve(counts or [width] * rows)
+        return self._run(embeds_BLD, span, cache)
+
+    def steady(self, embeds_BLD: Tensor, cache: KVCache) -> Tensor:
+        """`forward` of one token a row by the same operations at every position."""
+        return self._run(embeds_BLD, cache.steady(), cache)
+
+    def _run(self, embeds_BLD: Tensor, span: Span, cache: KVCache | None) -> Tensor:
         for layer in self.layers:
             embeds_BLD = layer(embeds_BLD, span, cache)
         return self.norm(embeds_BLD)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from acestep_engine.backends.base import Rows
+from acestep_engine.backends.base import Choose, Rows, Step
 from acestep_engine.lm.tokenizer import Tokenizer, load_tokenizer
 
 Score = Callable[[list[int]], Tensor]  # tokens of a row so far -> scores of the whole vocabulary
@@ -24,6 +24,9 @@ class ScriptedSession:
         for row, more in zip(self.rows, fresh, strict=True):
             row += more
         return torch.stack([self.lm.score(row) for row in self.rows])
+
+    def record(self, choose: Choose) -> Step:
+        return lambda ids_B1, uniform_N1: choose(self.feed(ids_B1), uniform_N1)
 
 
 class ScriptedLM:
