@@ -1,7 +1,8 @@
 """The store: every loaded component, by what it is made of. Nobody else owns weights.
 
 It knows files and classes, but neither loops nor stages. A component is loaded when first asked
-for, placed by the host at each use, and loaded again if it was released meanwhile.
+for, placed by the host at each use, and loaded again if it was released meanwhile. Where a file
+changed, or its model is wanted in another precision, the new component takes the place of the old.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 
 from .backends.torch_eager import BUILDERS
 from .backends.torch_graph import GraphLanguageModel
+from .errors import UnsupportedRuntime
 from .host import Host
 from .runtime import Runtime, choose
 from .types import ModelSpec
 from .weights.layouts import Role, Source, locate
 from .weights.load import fill, read
+from .weights.parts import PARTS
 from .weights.shapes import config_of
 
 logger = logging.getLogger(__name__)
@@ -70,12 +73,10 @@ class Store:
 
     def release(self, spec: ModelSpec, keep: tuple[ModelSpec, ...] = ()) -> None:
         """Drop the components of `spec` that no spec in `keep` uses."""
-        files, kept = _paths(spec), {path for other in keep for path in _paths(other)}
-        for key, component in list(self._components.items()):
-            used = {name for name, _, _ in key[2]}
-            if any(_inside(name, files) and not _inside(name, kept) for name in used):
-                self.host.release(component)
-                del self._components[key]
+        for component in self.loaded():
+            kept = any(self._uses(other, component) for other in keep)
+            if self._uses(spec, component) and not kept:
+                self._drop(component)
         self._runtimes.pop(spec, None)
 
     def key(self, spec: ModelSpec, role: Role) -> Key:
@@ -90,11 +91,40 @@ class Store:
         key = _key(role, source, runtime)
         component = self._components.get(key)
         if component is None:
+            self._make_way(spec, key)
             module = self._load(role, source, runtime)
             nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
             nbytes += sum(getattr(part, "nbytes", 0) for part in module.modules())  # packed ones
             component = self._components[key] = Component(role, key, module, nbytes)
         return component
+
+    def _make_way(self, spec: ModelSpec, key: Key) -> None:
+        """Drop what `key` replaces: the part as its files were before, or in another precision.
+
+        Another precision stays where a model in use needs it. A model of the same files as `spec`
+        does not count: it is `spec` under an earlier wish.
+        """
+        others = [other for other in self._runtimes if _paths(other) != _paths(spec)]
+        for component in self.loaded():
+            role, _, files, _ = component.key
+            if role != key[0] or not _names(component.key) & _names(key):
+                continue
+            if files != key[2] or not any(self._uses(other, component) for other in others):
+                self._drop(component)
+
+    def _uses(self, spec: ModelSpec, component: Component) -> bool:
+        """Whether `spec` means `component`, by its path for that part and by its precision."""
+        path = _path(spec, component.name)
+        if not path or not any(_inside(name, path) for name in _names(component.key)):
+            return False
+        try:
+            return _form(self.runtime(spec)) == component.key[-1]
+        except UnsupportedRuntime:  # it never ran
+            return False
+
+    def _drop(self, component: Component) -> None:
+        self.host.release(component)
+        del self._components[component.key]
 
     def _load(self, role: Role, source: Source, runtime: Runtime) -> torch.nn.Module:
         start, dtype = time.perf_counter(), DTYPES[runtime.precision]
@@ -119,14 +149,27 @@ def _key(role: Role, source: Source, runtime: Runtime) -> Key:
     stats = tuple(
         (str(path), os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in source.files
     )
-    form = f"{runtime.device} {runtime.precision} {runtime.bits}"
-    return role, source.prefix, stats, form
+    return role, source.prefix, stats, _form(runtime)
 
 
-def _paths(spec: ModelSpec) -> set[str]:
-    paths = (spec.dit, spec.text_encoder, spec.lm, spec.vae)
-    return {str(Path(path).expanduser()) for path in paths if path}  # as `locate` spells them
+def _form(runtime: Runtime) -> str:
+    """In what form weights are kept: forms do not serve each other."""
+    return f"{runtime.device} {runtime.precision} {runtime.bits}"
 
 
-def _inside(name: str, paths: set[str]) -> bool:
-    return any(name == path or name.startswith(path.rstrip("/\\") + os.sep) for path in paths)
+def _names(key: Key) -> set[str]:
+    return {name for name, _, _ in key[2]}
+
+
+def _paths(spec: ModelSpec) -> tuple[str, ...]:
+    return spec.dit, spec.text_encoder, spec.lm, spec.vae
+
+
+def _path(spec: ModelSpec, role: Role) -> str:
+    """Where `spec` has the part, as `locate` spells it."""
+    path = getattr(spec, PARTS[role].field)
+    return str(Path(path).expanduser()) if path else ""
+
+
+def _inside(name: str, path: str) -> bool:
+    return name == path or name.startswith(path.rstrip("/\\") + os.sep)
