@@ -47,8 +47,9 @@ from .types import (
     require_finite,
 )
 from .vae import level, tiling
+from .weights.files import stamp
 from .weights.layouts import ROLES, Role, family_of, locate
-from .weights.load import read_silence
+from .weights.silence import find_silence, read_silence
 
 CURE = "Try precision fp32; if that does not help, the checkpoint file is damaged: fetch it again."
 MIB = 1 << 20
@@ -69,7 +70,7 @@ class Engine:
         self.store = Store(host)
         self._lock = threading.RLock()
         self._remembered: tuple[Any, list[conditions.Conditions]] | None = None
-        self._silences: dict[ModelSpec, Tensor] = {}
+        self._silences: dict[ModelSpec, tuple[Any, Tensor]] = {}
 
     def plan(
         self, model: ModelSpec, request: Request, options: PlanOptions = PlanOptions()
@@ -259,7 +260,7 @@ class Engine:
         heard = None if reference is None else reference.numpy().tobytes()
         parts: tuple[Role, ...] = ("text_encoder", "condition_encoder", "audio_detokenizer")
         files = [self.store.key(model, role) for role in parts]  # a file may change on the disk
-        key = (model, files, plan, codes, heard)
+        key = (model, files, self._silence_key(model), plan, codes, heard)
         if self._remembered is None or self._remembered[0] != key:
             self._remembered = None  # before the new ones take memory
             self._remembered = (key, self._build_conditions(model, plan, codes, reference))
@@ -290,12 +291,19 @@ class Engine:
 
     def _silence(self, model: ModelSpec) -> Tensor:
         """Latents of silence (N, 64): stored beside the DiT, or rebuilt from the VAE."""
-        if model not in self._silences:
-            stored = read_silence(model)
-            if stored is None:
-                stored = silence.from_encoder(self.store.backend(model, "vae").encode)
-            self._silences[model] = require_finite(stored, "Latents of silence", CURE)
-        return self._silences[model]
+        key = self._silence_key(model)
+        known, latents_NC = self._silences.get(model, (None, None))
+        if latents_NC is None or known != key:
+            latents_NC = read_silence(model)
+            if latents_NC is None:
+                latents_NC = silence.from_encoder(self.store.backend(model, "vae").encode)
+            self._silences[model] = key, require_finite(latents_NC, "Latents of silence", CURE)
+        return latents_NC
+
+    def _silence_key(self, model: ModelSpec) -> Any:
+        """What silence is made of; a stored one of zeros was never set, and comes from the VAE."""
+        file = find_silence(model)
+        return file and stamp(file), self.store.key(model, "vae") if model.vae else None
 
     def _codec(self, model: ModelSpec, tile: int) -> tuple[Any, int]:
         runtime = self.store.runtime(model)

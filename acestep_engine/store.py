@@ -22,6 +22,7 @@ from .errors import UnsupportedRuntime
 from .host import Host
 from .runtime import Runtime, choose
 from .types import ModelSpec
+from .weights.files import Stamp, stamp
 from .weights.layouts import Role, Source, locate
 from .weights.load import fill, read
 from .weights.parts import PARTS
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-Key = tuple[str, str, tuple[tuple[str, int, int], ...], str]
-"""Role, prefix inside the files, each file with size and time of change, form of the weights."""
+Key = tuple[Role, str, tuple[Stamp, ...], str]
+"""Role, prefix inside the files, the files as they are now, form of the weights."""
 
 
 @dataclass(eq=False)
@@ -146,10 +147,7 @@ class Store:
 
 
 def _key(role: Role, source: Source, runtime: Runtime) -> Key:
-    stats = tuple(
-        (str(path), os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in source.files
-    )
-    return role, source.prefix, stats, _form(runtime)
+    return role, source.prefix, tuple(map(stamp, source.files)), _form(runtime)
 
 
 def _form(runtime: Runtime) -> str:

@@ -349,3 +349,31 @@ def test_bf16_runs_the_whole_path(engine: Engine, tiny_model: ModelSpec) -> None
     model = replace(tiny_model, wish=replace(tiny_model.wish, precision="bf16"))
     assert song(engine, model).seconds == 2
     assert engine.describe(model)["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("before", ["absent", "stored"])
+def test_silence_that_changed_on_the_disk_is_read_again(
+    engine: Engine, tiny_model: ModelSpec, tmp_path: Path, before: str
+) -> None:
+    folder = shutil.copytree(tiny_model.dit, tmp_path / "acestep-v15-turbo")
+    model = replace(tiny_model, dit=str(folder))
+    if before == "stored":
+        torch.save(torch.zeros(1, 64, 20), folder / "silence_latent.pt")
+    plan = engine.plan(model, SHORT)
+    first = engine.render(model, plan).values
+    torch.save(torch.ones(1, 64, 200), folder / "silence_latent.pt")
+    assert not torch.equal(engine.render(model, plan).values, first)
+
+
+def test_silence_follows_a_vae_that_changed_on_the_disk(
+    engine: Engine, tiny_model: ModelSpec, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model.vae, tmp_path / "vae")
+    model = replace(tiny_model, vae=str(folder))
+    plan = engine.plan(model, SHORT)
+    first = engine.render(model, plan).values
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["encoder.conv2.bias"] += 1
+    save_file(tensors, file)
+    assert not torch.equal(engine.render(model, plan).values, first)

@@ -47,6 +47,14 @@ class Entry:
 
 Header = Mapping[str, Entry]
 
+Stamp = tuple[str, int, int]
+"""A file with its size and time of change: another value means other content."""
+
+
+def stamp(path: Path) -> Stamp:
+    status = path.stat()
+    return str(path), status.st_size, status.st_mtime_ns
+
 
 def read_header(path: Path) -> dict[str, Entry]:
     """Every tensor of one safetensors file; BadCheckpoint where the file is not whole."""

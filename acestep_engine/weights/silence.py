@@ -24,8 +24,8 @@ FILE = "silence_latent.pt"
 BUFFER = "silence_latent"
 
 
-def read_silence(spec: ModelSpec) -> Tensor | None:
-    """Latents of silence (N, 64) as float32, or None where no file of `spec.dit` has them.
+def find_silence(spec: ModelSpec) -> Path | None:
+    """The file at `spec.dit` that has a place for latents of silence; they may never have been set.
 
     Official folders keep them in silence_latent.pt as (1, 64, N), diffusers folders as a buffer of
     the condition encoder, (1, N, 64).
@@ -35,11 +35,19 @@ def read_silence(spec: ModelSpec) -> Tensor | None:
     path = Path(spec.dit).expanduser()
     folder = path if path.is_dir() else path.parent
     if (pickled := folder / FILE).is_file():
-        return _from_pickle(pickled)
+        return pickled
     for file in weight_files(folder / PARTS["condition_encoder"].diffusers):
         if BUFFER in read_header(file):
-            return _from_buffer(file)
+            return file
     return None
+
+
+def read_silence(spec: ModelSpec) -> Tensor | None:
+    """Latents of silence (N, 64) as float32, or None where no file of `spec.dit` has them."""
+    file = find_silence(spec)
+    if file is None:
+        return None
+    return _from_pickle(file) if file.name == FILE else _from_buffer(file)
 
 
 def _from_pickle(path: Path) -> Tensor:
