@@ -7,6 +7,7 @@ changed, or its model is wanted in another precision, the new component takes th
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-Key = tuple[Role, str, tuple[Stamp, ...], str]
-"""Role, prefix inside the files, the files as they are now, form of the weights."""
+Key = tuple[Role, str, tuple[Stamp, ...], str, str]
+"""Role, prefix inside the files, the files as they are now, config.json, form of the weights."""
 
 
 @dataclass(eq=False)
@@ -107,10 +108,10 @@ class Store:
         """
         others = [other for other in self._runtimes if _paths(other) != _paths(spec)]
         for component in self.loaded():
-            role, _, files, _ = component.key
-            if role != key[0] or not _names(component.key) & _names(key):
+            made = component.key
+            if made[0] != key[0] or not _names(made) & _names(key):
                 continue
-            if files != key[2] or not any(self._uses(other, component) for other in others):
+            if made[:-1] != key[:-1] or not any(self._uses(other, component) for other in others):
                 self._drop(component)
 
     def _uses(self, spec: ModelSpec, component: Component) -> bool:
@@ -147,7 +148,8 @@ class Store:
 
 
 def _key(role: Role, source: Source, runtime: Runtime) -> Key:
-    return role, source.prefix, tuple(map(stamp, source.files)), _form(runtime)
+    config = json.dumps(source.config, sort_keys=True)
+    return role, source.prefix, tuple(map(stamp, source.files)), config, _form(runtime)
 
 
 def _form(runtime: Runtime) -> str:

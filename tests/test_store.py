@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from acestep_engine.errors import BadCheckpoint
 from acestep_engine.host import LocalHost
 from acestep_engine.runtime import PrecisionWish, Wish
 from acestep_engine.store import Store
@@ -73,3 +75,50 @@ def test_a_changed_file_leaves_no_old_copy(store: Store, model: ModelSpec) -> No
     (new,) = store.loaded()
     assert new is not old
     assert (new.module.norm.weight == old.module.norm.weight * 2).all()  # type: ignore[union-attr]
+
+
+def test_a_changed_config_loads_the_part_again(store: Store, model: ModelSpec) -> None:
+    store.backend(model, "text_encoder")
+    file = Path(model.text_encoder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 77.0}))
+    store.backend(model, "text_encoder")
+    (component,) = store.loaded()
+    assert component.module.config.rope_theta == 77.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rms_norm_eps", "tiny"),
+        ("rms_norm_eps", 0),
+        ("rope_theta", [1e6]),
+        ("rope_theta", float("nan")),
+        ("rope_theta", True),
+        ("sliding_window", 12.5),
+        ("max_position_embeddings", -1),
+        pytest.param("max_position_embeddings", 10**400, id="huge"),
+        ("pool_window_size", "5"),
+        ("timbre_fix_frame", {}),
+        ("fsq_input_levels", 8),
+        ("fsq_input_levels", [8, "8"]),
+        ("fsq_input_levels", [8, 5]),
+    ],
+)
+def test_a_config_value_of_another_kind_is_named(
+    store: Store, tiny_model: ModelSpec, tmp_path: Path, field: str, value: object
+) -> None:
+    folder = shutil.copytree(tiny_model.dit, tmp_path / "acestep-v15-turbo")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {field: value}))
+    with pytest.raises(BadCheckpoint) as caught:
+        store.backend(replace(tiny_model, dit=str(folder)), "audio_tokenizer")
+    assert str(file) in str(caught.value)
+    assert f"'{field}'" in str(caught.value)
+
+
+def test_a_config_may_leave_a_value_open(store: Store, model: ModelSpec) -> None:
+    file = Path(model.text_encoder) / "config.json"
+    values = {"sliding_window": None, "rope_parameters": None, "rms_norm_eps": 1e-6}
+    file.write_text(json.dumps(values))
+    store.backend(model, "text_encoder")

@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import BadCheckpoint
 
 MODEL_STEMS = ("model", "diffusion_pytorch_model")  # file names inside model folders
+CONFIG = "config.json"
 MAX_HEADER = 100_000_000  # bytes, the limit of the format
 AGAIN = "Download it again; a download that stopped can be resumed."
 
@@ -112,7 +113,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder; empty where there is none."""
-    path = folder / "config.json"
+    path = folder / CONFIG
     if not path.is_file():
         return {}
     try:

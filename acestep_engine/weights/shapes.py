@@ -5,6 +5,7 @@ A config supplies only what no shape can tell. Knows no files; names are the off
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,8 @@ Config = Mapping[str, Any]
 AnyConfig = Qwen3Config | ConditionConfig | FSQConfig | DiTConfig | VAEConfig
 
 LM_SIZES = {1024: "0.6B", 2048: "1.7B", 2560: "4B"}  # by hidden size
+HIGHEST = 1e12  # of any number in a config
+CODES = 64_000
 
 
 def config_of(role: Role, shapes: Shapes, config: Config) -> AnyConfig:
@@ -45,6 +48,44 @@ def config_of(role: Role, shapes: Shapes, config: Config) -> AnyConfig:
         raise BadCheckpoint(
             f"The tensors of the {PARTS[role].label} do not fit together: {error}. {cure(role)}"
         ) from error
+
+
+def check_config(config: Config, file: object) -> None:
+    """BadCheckpoint where a value of `file` that no shape can tell is not of its kind."""
+    for name, value in _untold(config, *_KINDS).items():
+        kind, fits = _KINDS[name]
+        if not fits(value):
+            raise BadCheckpoint(
+                f"{file}: '{name}' is {value!r}, but must be {kind}. Correct it, or download the "
+                "file again."
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= HIGHEST
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+def _is_levels(value: Any) -> bool:
+    counts = isinstance(value, list) and all(map(_is_count, value))
+    return counts and math.prod(value) == CODES
+
+
+_NUMBER = f"a number above 0, at most {HIGHEST:g}", _is_number
+_COUNT = f"a whole number from 1 to {HIGHEST:g}", _is_count
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "rms_norm_eps": _NUMBER,
+    "rope_theta": _NUMBER,
+    "sliding_window": _COUNT,
+    "max_position_embeddings": _COUNT,
+    "timbre_fix_frame": _COUNT,
+    "pool_window_size": _COUNT,
+    "fsq_input_levels": (f"a list of whole numbers whose product is {CODES}", _is_levels),
+}
+"""The fields that are read from a config, and what each must be."""
 
 
 def lm_size(shapes: Shapes) -> str:
@@ -109,7 +150,7 @@ def _condition(shapes: Shapes, config: Config) -> ConditionConfig:
 def _levels(config: Config, dims: int | None) -> dict[str, tuple[int, ...]]:
     levels = tuple(config.get("fsq_input_levels") or FSQConfig().fsq_input_levels)
     if dims is not None and len(levels) != dims:
-        raise ValueError(f"{dims} code dimensions, but the levels are {list(levels)}")
+        raise ValueError(f"{dims} code dimensions, but fsq_input_levels is {list(levels)}")
     return {"fsq_input_levels": levels}
 
 

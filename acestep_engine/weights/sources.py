@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from ..errors import BadCheckpoint, ModelNotFound
 from ..types import ModelSpec
-from .files import MODEL_STEMS, Header, read_config, read_headers, weight_files
+from .files import CONFIG, MODEL_STEMS, Header, read_config, read_headers, weight_files
 from .keymaps import BASES, MARKS, QWEN3_MARK, QWEN3_NOT, Style
 from .parts import PARTS, ROLES, Role, cure
+from .shapes import check_config
 
 Layout = Literal["official", "comfy_split", "comfy_aio", "diffusers"]
 
@@ -86,7 +87,11 @@ def locate(spec: ModelSpec, role: Role) -> Source:
         raise BadCheckpoint(_not_held(path, role, header))
     in_folder = path.is_dir() or path.stem in MODEL_STEMS
     folders = dict.fromkeys(file.parent for file in reversed(files)) if in_folder else ()
-    config = {key: value for folder in folders for key, value in read_config(folder).items()}
+    config: dict[str, Any] = {}
+    for folder in folders:
+        own = read_config(folder)
+        check_config(own, folder / CONFIG)
+        config |= own
     if role == "condition_encoder":
         config |= _xl_width(path, header, holding)
     layout = _layout(files[0], in_folder, holding)
