@@ -54,10 +54,9 @@ def _from_pickle(path: Path) -> Tensor:
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise BadCheckpoint(
-            f"{path} cannot be read as a plain tensor ({reason}). Delete it (silence is then made "
-            "by the VAE) or download it again."
+            f"{path} cannot be read as a plain tensor: it is damaged, or holds program code, which "
+            "is never run. Delete it (silence is then made by the VAE) or download it again."
         ) from error
     if not isinstance(value, Tensor) or not value.is_floating_point():
         raise BadCheckpoint(_not_silence(path, type(value).__name__))
