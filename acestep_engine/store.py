@@ -137,7 +137,7 @@ class Store:
             plain = model_class(config)  # layers of a host may have no weights before the loading
             module = model_class(config, ops=self.host.ops)
         expected = {name: tuple(value.shape) for name, value in plain.state_dict().items()}
-        fill(module, tensors, dtype, expected)
+        fill(module, tensors, dtype, expected, self.host.check_interrupt)
         backend_class.finish(module, dtype)
         backend_class.pack(module, runtime)
         module.eval().requires_grad_(False)

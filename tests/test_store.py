@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from acestep_engine.errors import BadCheckpoint
+from acestep_engine.errors import BadCheckpoint, Cancelled
 from acestep_engine.host import LocalHost
 from acestep_engine.runtime import PrecisionWish, Wish
 from acestep_engine.store import Store
 from acestep_engine.types import ModelSpec
+from acestep_engine.weights.layouts import ROLES
 
 
 @pytest.fixture
@@ -122,3 +125,62 @@ def test_a_config_may_leave_a_value_open(store: Store, model: ModelSpec) -> None
     values = {"sliding_window": None, "rope_parameters": None, "rms_norm_eps": 1e-6}
     file.write_text(json.dumps(values))
     store.backend(model, "text_encoder")
+
+
+class Impatient(LocalHost):
+    """Its user presses stop while the third layer is read."""
+
+    asked = 0
+
+    def check_interrupt(self) -> None:
+        self.asked += 1
+        if self.asked == 3:
+            self.cancel()
+        super().check_interrupt()
+
+
+def test_a_stop_request_ends_the_loading_and_nothing_half_loaded_stays(
+    tiny_model: ModelSpec,
+) -> None:
+    store = Store(Impatient(show=False))
+    with pytest.raises(Cancelled):
+        store.backend(tiny_model, "dit")
+    assert store.loaded() == []
+    store.backend(tiny_model, "dit")
+    (component,) = store.loaded()
+    assert not any(value.is_meta for value in component.module.parameters())
+
+
+class LateLinear(nn.Linear):
+    """A layer that has no weight until it is loaded, as some hosts make them."""
+
+    def __init__(self, inside: int, outside: int, bias: bool = True) -> None:
+        nn.Module.__init__(self)
+        self.weight = self.bias = None  # pyright: ignore
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+        self.weight = nn.Parameter(state_dict[f"{prefix}weight"], False)
+        if (bias := state_dict.get(f"{prefix}bias")) is not None:
+            self.bias = nn.Parameter(bias, False)
+
+
+class LateLayers:
+    Linear = LateLinear
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(nn, name)
+
+
+def test_layers_that_a_host_makes_as_they_load_get_the_same_weights(
+    store: Store, tiny_model: ModelSpec
+) -> None:
+    host = LocalHost(show=False)
+    host.ops = LateLayers()  # type: ignore[assignment]
+    late = Store(host)
+    for role in ROLES:
+        store.backend(tiny_model, role)
+        late.backend(tiny_model, role)
+    for plain, made in zip(store.loaded(), late.loaded(), strict=True):
+        expected, found = plain.module.state_dict(), made.module.state_dict()
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(value, found[name]) for name, value in expected.items()), made.name

@@ -5,7 +5,7 @@ Tensors are read one by one and only those asked for; the rest of a file is neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,13 @@ def fill(
     tensors: Tensors,
     dtype: torch.dtype,
     expected: Mapping[str, tuple[int, ...]] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Report:
     """Give every tensor of `module` (built on the meta device) its values, as `dtype`.
 
     `expected` says which tensors there must be, for modules that make them as they are loaded; else
-    the module itself says. Raises BadCheckpoint unless all fit, before any of them is read.
+    the module itself says. Raises BadCheckpoint unless all fit, before any of them is read. `check`
+    is called before each layer and may raise to stop; the module is then of no use.
     """
     if expected is None:
         expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
@@ -136,6 +138,8 @@ def fill(
         owners.setdefault(owner, []).append(leaf)
     unsound: list[tuple[str, str]] = []
     for owner, leaves in owners.items():
+        if check:
+            check()
         prefix = f"{owner}." if owner else ""
         values = {leaf: tensors[prefix + leaf].to(dtype) for leaf in leaves}
         faults = ((prefix + leaf, first_bad(prefix + leaf, v)) for leaf, v in values.items())
