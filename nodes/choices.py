@@ -6,7 +6,6 @@ It looks at names only, never into a file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -51,7 +50,7 @@ def options(part: Field) -> list[str]:
 def model_of(choice: Mapping[Field, str], family: str, wish: Wish) -> ModelSpec:
     """The model that the choices mean; ModelNotFound says which part is missing, and the cure."""
     dit = _path("dit", choice["dit"])
-    whole = _whole(dit) if FROM_DIT in choice.values() or Path(dit).is_dir() else ModelSpec(dit)
+    whole = discover(dit) if FROM_DIT in choice.values() or Path(dit).is_dir() else ModelSpec(dit)
     paths: dict[str, str] = {"dit": whole.dit or dit}
     for part in ("text_encoder", "lm", "vae"):
         if choice[part] == FROM_DIT:
@@ -64,16 +63,6 @@ def model_of(choice: Mapping[Field, str], family: str, wish: Wish) -> ModelSpec:
         else:
             paths[part] = "" if choice[part] == NONE else _path(part, choice[part])
     return ModelSpec(**paths, family=family, wish=wish)  # pyright: ignore[reportArgumentType]
-
-
-def _whole(dit: str) -> ModelSpec:
-    """All that the DiT choice brings: what is in it and, of a folder, what lies beside it."""
-    inside = discover(dit)
-    missing = [part for part in FOLDERS if not getattr(inside, part)]
-    if not missing or not Path(dit).is_dir():
-        return inside
-    beside = discover(Path(dit).parent)
-    return replace(inside, **{part: getattr(beside, part) for part in missing})
 
 
 def _path(part: Field, name: str) -> str:

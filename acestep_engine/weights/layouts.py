@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,12 +74,31 @@ def fields_of(path: Path) -> set[Field]:
 def discover(path: str | Path) -> ModelSpec:
     """The model at `path`: a file, a model folder, or a folder with several of them.
 
+    A model folder with a DiT is completed from the folders beside it, as the official ones lie.
     Parts that are not there stay empty. Where several would do, the choice is logged.
     """
     root = Path(path).expanduser()
     if not root.exists():
         raise ModelNotFound(f"There is nothing at {root}. {cure('dit')}")
-    candidates = [root] if root.is_file() or is_model_folder(root) else _below(root)
+    alone = root.is_file() or is_model_folder(root)
+    candidates = [root] if alone else _below(root)
+    found, refused = _usable(candidates)
+    if not found:
+        raise ModelNotFound(_nothing(root, candidates, refused))
+    if alone and root.is_dir() and "dit" in found:
+        here = root.absolute()
+        others, faults = _usable(path for path in _walk(here.parent, 1) if path != here)
+        found, refused = others | found, refused + faults
+    if refused and not {"dit", "text_encoder", "vae"} <= found.keys():
+        raise BadCheckpoint(refused[0])  # most likely the part that is missing
+    for reason in refused:
+        logger.warning("passed over: %s", reason)
+    chosen = {field: str(_choose(field, paths)) for field, paths in found.items()}
+    return replace(ModelSpec(), **chosen)  # pyright: ignore[reportArgumentType]
+
+
+def _usable(candidates: Iterable[Path]) -> tuple[dict[Field, list[Path]], list[str]]:
+    """Which of `candidates` can serve each path of a `ModelSpec`, and why others cannot."""
     found: dict[Field, list[Path]] = {}
     refused: list[str] = []
     for candidate in candidates:
@@ -89,14 +108,7 @@ def discover(path: str | Path) -> ModelSpec:
                 found.setdefault(field, []).append(candidate)
         except (AceStepError, OSError) as error:
             refused.append(f"{candidate}: {error}")
-    if not found:
-        raise ModelNotFound(_nothing(root, candidates, refused))
-    if refused and not {"dit", "text_encoder", "vae"} <= found.keys():
-        raise BadCheckpoint(refused[0])  # most likely the part that is missing
-    for reason in refused:
-        logger.warning("passed over: %s", reason)
-    chosen = {field: str(_choose(field, paths)) for field, paths in found.items()}
-    return replace(ModelSpec(), **chosen)  # pyright: ignore[reportArgumentType]
+    return found, refused
 
 
 def family_of(spec: ModelSpec) -> tuple[Family, str]:

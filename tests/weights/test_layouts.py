@@ -124,12 +124,23 @@ def test_discover_takes_one_folder_or_file_for_what_it_is(
     tiny_models: dict[str, ModelSpec],
 ) -> None:
     official, aio = tiny_models["official"], tiny_models["comfy_aio"]
-    assert discover(official.dit) == ModelSpec(dit=official.dit)
     assert discover(official.lm) == ModelSpec(lm=official.lm)
     assert discover(Path(official.vae)) == ModelSpec(vae=official.vae)
     assert discover(aio.dit) == aio
-    home = tiny_models["diffusers"].dit
-    assert discover(home) == ModelSpec(dit=home, text_encoder=home, vae=home)
+    assert discover(tiny_models["comfy_split"].dit) == ModelSpec(dit=tiny_models["comfy_split"].dit)
+
+
+@pytest.mark.parametrize("layout", ["official", "diffusers"])
+def test_a_folder_with_a_dit_is_completed_from_the_folders_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    spec = write_tiny(tmp_path, layout)
+    write_tiny(tmp_path, "official", family="base", lm=False)  # its neighbour, not its rival
+    assert discover(spec.dit) == spec
+    monkeypatch.chdir(spec.dit)
+    assert discover(".") == replace(
+        spec, **{k: "." for k in ("dit", "text_encoder", "vae") if getattr(spec, k) == spec.dit}
+    )
 
 
 def test_discover_passes_over_the_models_of_others(
