@@ -10,11 +10,13 @@ import atexit
 import io
 import json
 import logging
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -44,6 +46,8 @@ from .weights import presets, tiny
 from .weights.layouts import discover
 
 MODELS = Path("models/acestep")
+REPORTS = (".json",)
+LATENTS = (".safetensors",)
 NOISE = (
     "No model files yet: a tiny random model plays, so the sound is noise. "
     "For music: python -m acestep_engine download turbo"
@@ -146,6 +150,8 @@ def _plan(engine: Engine, spec: ModelSpec, options: argparse.Namespace) -> Plan:
 
 
 def run_plan(options: argparse.Namespace) -> None:
+    if options.out:
+        sound.check_target(options.out, REPORTS)
     plan = _plan(get_engine(), _model(options), options)
     if options.out:
         _write_json(Path(options.out), asdict(plan))
@@ -154,6 +160,8 @@ def run_plan(options: argparse.Namespace) -> None:
 
 def run_song(options: argparse.Namespace) -> None:
     sound.check_target(options.out)
+    report_path = Path(options.out).with_suffix(REPORTS[0])
+    sound.check_target(report_path, REPORTS)
     compose = ComposeOptions(options.batch, options.prompt_layout, _lm_sampling(options))
     render = DiTSampling(
         steps=options.steps,
@@ -182,11 +190,12 @@ def run_song(options: argparse.Namespace) -> None:
         "model": model,
         "timings": clock.seconds,
     }
-    path = Path(options.out).with_suffix(".json")
-    _write_json(path, report)
+    _write_json(report_path, report)
     timings = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in clock.seconds.items())
     print(f"Timings: {timings}")
-    print(f"Wrote {', '.join(map(str, files))} ({audio.seconds:g} s, 48 kHz stereo) and {path}")
+    print(
+        f"Wrote {', '.join(map(str, files))} ({audio.seconds:g} s, 48 kHz stereo) and {report_path}"
+    )
 
 
 def _save_all(audio: Audio, options: argparse.Namespace) -> list[Path]:
@@ -199,6 +208,7 @@ def _save_all(audio: Audio, options: argparse.Namespace) -> list[Path]:
 
 
 def run_encode(options: argparse.Namespace) -> None:
+    sound.check_target(options.out, LATENTS)
     latents = get_engine().encode(_model(options), sound.load(options.sound), options.tile)
     _save_latents(latents, Path(options.out))
     print(f"Wrote {options.out}: latents {tuple(latents.values.shape)}")
@@ -230,10 +240,8 @@ def run_bench(options: argparse.Namespace) -> None:
 
 
 def _save_latents(latents: Latents, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    safetensors.torch.save_file({"latents": latents.values.contiguous()}, temporary)
-    temporary.replace(path)
+    with _whole(path) as temporary:
+        safetensors.torch.save_file({"latents": latents.values.contiguous()}, temporary)
 
 
 def _load_latents(path: Path) -> Latents:
@@ -246,11 +254,20 @@ def _load_latents(path: Path) -> Latents:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    temporary.write_bytes(text.encode("utf-8", errors="replace"))
-    temporary.replace(path)
+    with _whole(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8", errors="replace"))
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`, which then appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class _Clock:

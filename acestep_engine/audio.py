@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import av
@@ -28,13 +28,16 @@ FORMATS: dict[str, tuple[str, str, str, int | None]] = {
 }
 
 
-def check_target(path: str | Path) -> None:
-    """Raise InvalidRequest unless `save` will be able to write `path`; makes its folder."""
+def check_target(path: str | Path, suffixes: Iterable[str] = FORMATS) -> None:
+    """Raise InvalidRequest unless a file `path` with one of `suffixes` can be written.
+
+    Makes its folder.
+    """
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
+    if path.suffix.lower() not in suffixes:
         raise InvalidRequest(
             f"Cannot write '{path}': the suffix '{path.suffix}' names no format known here. "
-            f"Use one of {', '.join(FORMATS)}."
+            f"Use one of {', '.join(suffixes)}."
         )
     if path.is_dir():
         raise InvalidRequest(f"Cannot write '{path}': it is a folder. Choose another file name.")

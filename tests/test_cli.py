@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from acestep_engine import audio
+from acestep_engine.__main__ import _write_json, main
 from acestep_engine.types import ModelSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +101,41 @@ def test_mistakes_end_in_one_readable_line(
     assert all(word in message for word in words), message
     assert "Traceback" not in result.stderr
     assert not (ROOT / "x.wav").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "suffix"), [("plan", ".json"), ("encode", ".safetensors"), ("song", ".wav")]
+)
+@pytest.mark.parametrize("fault", ["no suffix", "a folder", "below a file", "the report"])
+def test_a_target_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    suffix: str,
+    fault: str,
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / f"folder{suffix}").mkdir()
+    (tmp_path / "report.json").mkdir()
+    name = {
+        "no suffix": "plain",
+        "a folder": f"folder{suffix}",
+        "below a file": f"file/x{suffix}",
+        "the report": f"report{suffix if command == 'song' else ''}",
+    }[fault]
+    target = str(tmp_path / name)
+    out = ("in.wav", target) if command == "encode" else ("--out", target)
+    assert main([command, "--model", "no such model", *out]) == 1
+    assert capsys.readouterr().err.startswith("Error: Cannot write")
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        _write_json(tmp_path / "x.json", {"a": object()})
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(OSError, match=r"x\.json"):
+        _write_json(tmp_path / "x.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
 @pytest.mark.slow
