@@ -1,15 +1,29 @@
-"""What the torch backends have in common: a module, where it is, and the precision of its work."""
+"""What the torch backends have in common: a module, where it is, the precision of its work, and
+what becomes of a lack of memory."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import OutOfMemory
 from ..runtime import Runtime
 
 Model = TypeVar("Model", bound=nn.Module)
+Inputs = ParamSpec("Inputs")
+Result = TypeVar("Result")
+
+ROOM = "Close other programs, ask for a shorter song, or choose the device 'cpu'. "
+MEMORY_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "Output channels > 65536",  # a limit of Metal on the length, which a smaller tile keeps
+)
 
 
 class Backend(Generic[Model]):
@@ -28,3 +42,30 @@ class Backend(Generic[Model]):
 
     def _in(self, x: Tensor) -> Tensor:
         return x.to(self.device, self.dtype)
+
+
+def work(
+    method: Callable[Concatenate[Any, Inputs], Result],
+) -> Callable[Concatenate[Any, Inputs], Result]:
+    """`method` of a backend without gradients, where a lack of memory becomes OutOfMemory."""
+
+    @wraps(method)
+    def run(self: Any, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
+        with torch.inference_mode(), _memory_errors(self.device):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def _memory_errors(device: torch.device) -> Iterator[None]:
+    """Every device's way to say that memory ran out, as OutOfMemory."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        text = str(error)
+        if not any(sign in text for sign in MEMORY_SIGNS):
+            raise
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise OutOfMemory(f"The device {device} ran out of memory. {ROOM}({text})") from error

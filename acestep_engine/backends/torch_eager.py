@@ -7,20 +7,17 @@ float32 on the device. Dimension key: as in `base`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-from ..errors import InvalidRequest, OutOfMemory
+from ..errors import InvalidRequest
 from ..models_spec import codebook_size
 from ..models_torch.dit import DiT, Prepared
 from ..models_torch.encoders import ConditionEncoder
 from ..models_torch.fsq import AudioDetokenizer, AudioTokenizer
 from ..models_torch.oobleck import Oobleck
 from ..models_torch.qwen3 import Qwen3Model
-from .torch_base import Backend
+from .torch_base import Backend, work
 from .torch_lm import TorchLanguageModel
 
 
@@ -29,11 +26,11 @@ class TorchTextEncoder(Backend[Qwen3Model]):
     def finish(module: Qwen3Model, dtype: torch.dtype) -> None:
         module.fuse()
 
-    @torch.inference_mode()
+    @work
     def states(self, ids_BL: Tensor) -> Tensor:
         return self.module(self._rows(ids_BL)).float()
 
-    @torch.inference_mode()
+    @work
     def embed(self, ids_BL: Tensor) -> Tensor:
         return self._rows(ids_BL).float()
 
@@ -47,7 +44,7 @@ class TorchConditionEncoder(Backend[ConditionEncoder]):
         if dtype is torch.float16:
             module.lyric_encoder.widen()
 
-    @torch.inference_mode()
+    @work
     def encode(self, text_BLD: Tensor, lyric_BLD: Tensor, timbre_NTC: Tensor) -> Tensor:
         """Every token counts, and each item has the same number of timbre clips."""
         items, clips = text_BLD.shape[0], timbre_NTC.shape[0]
@@ -57,7 +54,7 @@ class TorchConditionEncoder(Backend[ConditionEncoder]):
         )
         return sequence_BLD.float()
 
-    @torch.inference_mode()
+    @work
     def null(self) -> Tensor:
         return self.module.null_condition_emb.to(self.device, torch.float32)
 
@@ -67,7 +64,7 @@ class TorchAudioTokenizer(Backend[AudioTokenizer]):
     def finish(module: AudioTokenizer, dtype: torch.dtype) -> None:
         module.quantizer.float()
 
-    @torch.inference_mode()
+    @work
     def tokenize(self, latents_BTC: Tensor) -> Tensor:
         return self.module(self._in(latents_BTC))
 
@@ -77,7 +74,7 @@ class TorchAudioDetokenizer(Backend[AudioDetokenizer]):
     def finish(module: AudioDetokenizer, dtype: torch.dtype) -> None:
         module.quantizer.float()
 
-    @torch.inference_mode()
+    @work
     def detokenize(self, indices_BN: Tensor) -> Tensor:
         size = codebook_size(self.module.quantizer.levels)
         low, high = int(indices_BN.min()), int(indices_BN.max())
@@ -90,47 +87,24 @@ class TorchAudioDetokenizer(Backend[AudioDetokenizer]):
 
 
 class TorchVelocity(Backend[DiT]):
-    @torch.inference_mode()
+    @work
     def prepare(self, encoder_BLD: Tensor) -> Prepared:
         return self.module.prepare(self._in(encoder_BLD))
 
-    @torch.inference_mode()
+    @work
     def __call__(self, x_BTC: Tensor, t: float, context_BTC: Tensor, cross: Prepared) -> Tensor:
         t_B = torch.full((1,), t, dtype=torch.float32, device=self.device)
         return self.module(self._in(x_BTC), t_B, self._in(context_BTC), cross).float()
 
 
 class TorchCodec(Backend[Oobleck]):
-    @torch.inference_mode()
+    @work
     def encode(self, audio_BXS: Tensor) -> Tensor:
-        with _memory_errors(self.device):
-            return self.module.encode(self._in(audio_BXS)).float()
+        return self.module.encode(self._in(audio_BXS)).float()
 
-    @torch.inference_mode()
+    @work
     def decode(self, latents_BCT: Tensor) -> Tensor:
-        with _memory_errors(self.device):
-            return self.module.decode(self._in(latents_BCT)).float()
-
-
-MEMORY_SIGNS = (
-    "out of memory",
-    "can't allocate memory",
-    "Output channels > 65536",  # a limit of Metal on the length, which a smaller tile keeps
-)
-
-
-@contextmanager
-def _memory_errors(device: torch.device) -> Iterator[None]:
-    """Every device's way to say that memory ran out, as OutOfMemory."""
-    try:
-        yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one
-        text = str(error)
-        if not any(sign in text for sign in MEMORY_SIGNS):
-            raise
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        raise OutOfMemory(f"The device {device} ran out of memory: {text}") from error
+        return self.module.decode(self._in(latents_BCT)).float()
 
 
 BUILDERS: dict[str, tuple[type, type]] = {

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .base import Choose, Step
+from .torch_base import work
 from .torch_lm import TorchLanguageModel, TorchSession
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class GraphSession(TorchSession):
             return choose(states_BLD[:, -1].float(), uniform)
 
         try:
-            return ids, uniform, capture(body, self._cache.keys.device)
+            return ids, uniform, capture(body, self.device)
         except RuntimeError as error:
             logger.warning(
                 "ACE-Step: capturing the step as a CUDA graph failed, so it runs eagerly, with the "
@@ -98,5 +99,6 @@ class GraphSession(TorchSession):
 
 
 class GraphLanguageModel(TorchLanguageModel):
+    @work
     def open(self, rows: int, capacity: int) -> GraphSession:
         return GraphSession(self.module, self._cache(rows, capacity), self.stream)

@@ -15,7 +15,7 @@ from ..models_torch.layers import rotary_table
 from ..models_torch.qwen3 import KVCache, Qwen3Model, Span
 from ..runtime import Runtime
 from .base import Choose, Rows, Step
-from .torch_base import Backend
+from .torch_base import Backend, work
 
 SHARED_PREFIX = 16  # tokens from which a common beginning of prompts is worth a pass of its own
 
@@ -26,8 +26,9 @@ class TorchSession:
     def __init__(self, module: Qwen3Model, cache: KVCache, dtype: torch.dtype) -> None:
         """`dtype`: of the states, which may be wider than the cache."""
         self._module, self._cache, self._dtype = module, cache, dtype
+        self.device = cache.keys.device
 
-    @torch.inference_mode()
+    @work
     def feed(self, ids: Sequence[Sequence[int]] | Tensor) -> Tensor:
         if isinstance(ids, Tensor):
             return self._run(ids, self._cache, None)[:, -1].float()
@@ -92,13 +93,14 @@ class TorchLanguageModel(Backend[Qwen3Model]):
         """Precision of the states between the layers."""
         return torch.float32 if self.module.bits else self.dtype
 
+    @work
     def open(self, rows: int, capacity: int) -> TorchSession:
         return TorchSession(self.module, self._cache(rows, capacity), self.stream)
 
     def _cache(self, rows: int, capacity: int) -> KVCache:
         return KVCache(self.module.config, rows, capacity, self.device, self.dtype, self.stream)
 
-    @torch.inference_mode()
+    @work
     def logits(self, hidden_BD: Tensor, rows: Rows) -> Tensor:
         """The product runs in the precision of the work, its result is float32.
 
