@@ -24,6 +24,7 @@ Mode = Literal["eager", "graph"]
 PACKED: dict[str, tuple[int, ...]] = {}
 """Bits that large weights can be packed to on each kind of device, where its kernels gain by it."""
 
+VARIABLE = "ACESTEP_DEVICE"  # of the environment
 JETSON_NAMES = ("orin", "xavier", "tegra", "jetson")
 GIB = 1 << 30
 
@@ -40,6 +41,8 @@ class DeviceInfo:
     total_memory: int = 0  # bytes
     free_memory: int = 0  # bytes
     available: tuple[str, ...] = ("cpu",)  # device kinds that may be asked for
+    bf16_on: tuple[str, ...] = ()  # those of them with native bf16 arithmetic
+    usual: str = ""  # what the wish "auto" means here, where the environment says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +81,21 @@ def choose(info: DeviceInfo, wish: Wish = Wish()) -> Runtime:
 
 
 def _choose_device(info: DeviceInfo, wish: Wish, reasons: list[str]) -> DeviceInfo:
-    if wish.device == "auto":
+    if wish.device == "auto" and not info.usual:
         reasons.append(f"device {info.kind}: the fastest one found ({info.name or 'no name'})")
         return info
-    if wish.device not in info.available:
+    usual = wish.device == "auto"
+    device, by = (info.usual, f" by {VARIABLE}") if usual else (wish.device, "")
+    if device not in info.available:
         raise UnsupportedRuntime(
-            f"The device '{wish.device}' was asked for, but this machine offers only "
-            f"{', '.join(info.available)}. Choose one of them, or 'auto'."
+            f"The device '{device}' was asked for{by}, but this machine offers only "
+            f"{', '.join(info.available)}. Choose one of them, or 'auto'"
+            f"{f' by taking {VARIABLE} out of the environment' * usual}."
         )
-    reasons.append(f"device {wish.device}: asked for")
-    return (
-        info if wish.device == info.kind else replace(info, kind=wish.device, name="", bf16=False)
-    )
+    reasons.append(f"device {device}: asked for{by}")
+    if device == info.kind:
+        return info
+    return replace(info, kind=device, name="", bf16=device in info.bf16_on)
 
 
 def _choose_precision(info: DeviceInfo, wish: Wish, reasons: list[str]) -> Precision:
@@ -176,34 +182,42 @@ def probe() -> DeviceInfo:
         available.insert(0, "mps")
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         available.insert(0, "xpu")
-    forced = os.environ.get("ACESTEP_DEVICE")
-    kind = forced if forced in available else available[0]
-    if forced and forced != kind:
-        raise UnsupportedRuntime(
-            f"ACESTEP_DEVICE is '{forced}', but this machine offers only {', '.join(available)}."
-        )
+    kind, usual = available[0], os.environ.get(VARIABLE, "").removeprefix("auto")
+    native = tuple(device for device in available if _has_bf16(device))
     if kind == "cuda":
         props = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
         return DeviceInfo(
             kind="cuda",
             name=props.name,
-            bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+            bf16=kind in native,
             rocm=torch.version.hip is not None,
             flash_attn=importlib.util.find_spec("flash_attn") is not None,
             total_memory=total,
             free_memory=free,
             available=tuple(available),
+            bf16_on=native,
+            usual=usual,
         )
     free, total = host_memory()
     return DeviceInfo(
         kind=kind,  # pyright: ignore[reportArgumentType]
         name=kind,
-        bf16=kind in ("mps", "xpu") or (kind == "cpu" and cpu_has_bf16()),
+        bf16=kind in native,
         total_memory=total,
         free_memory=free,
         available=tuple(available),
+        bf16_on=native,
+        usual=usual,
     )
+
+
+def _has_bf16(device: str) -> bool:
+    import torch
+
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device in ("mps", "xpu") or cpu_has_bf16()
 
 
 def cpu_has_bf16() -> bool:

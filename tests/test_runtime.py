@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from acestep_engine.errors import UnsupportedRuntime
-from acestep_engine.runtime import GIB, DeviceInfo, Wish, choose
+from acestep_engine.runtime import GIB, DeviceInfo, Wish, choose, probe
 
 CUDA = DeviceInfo(
     kind="cuda",
@@ -101,3 +101,25 @@ def test_forced_fp16_warns(caplog: pytest.LogCaptureFixture) -> None:
 def test_packed_weights_are_refused_where_no_kernel_gains_by_them(precision: str) -> None:
     with pytest.raises(UnsupportedRuntime, match=f"{precision}.*on cuda.*'auto'"):
         choose(CUDA, Wish(precision=precision))  # type: ignore[arg-type]
+
+
+def test_the_environment_says_what_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACESTEP_DEVICE", "cpu")
+    runtime = choose(probe())
+    assert runtime.device == "cpu"
+    assert "device cpu: asked for by ACESTEP_DEVICE" in runtime.reasons
+
+
+def test_an_explicit_device_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACESTEP_DEVICE", "abacus")
+    assert choose(probe(), Wish(device="cpu")).device == "cpu"
+    with pytest.raises(UnsupportedRuntime, match=r"'abacus' was asked for by ACESTEP_DEVICE"):
+        choose(probe())
+
+
+def test_an_explicit_device_keeps_its_own_precision() -> None:
+    info = cuda(usual="cpu", bf16_on=("cuda",))
+    assert (choose(info).device, choose(info).precision) == ("cpu", "fp32")
+    runtime = choose(info, Wish(device="cuda"))
+    assert (runtime.device, runtime.precision) == ("cuda", "bf16")
+    assert choose(replace(info, bf16_on=("cuda", "cpu"))).precision == "bf16"
