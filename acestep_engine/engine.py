@@ -151,10 +151,11 @@ class Engine:
             rendered = []
             steps = len(settings.nodes) - 1
             with self._bar("Render", steps * len(seeds)) as update:
+                branches = sample.prepare(velocity, given[0], settings)
                 for item, seed in enumerate(seeds):
-                    condition = given[item % len(given)]
-                    branches = sample.prepare(velocity, condition, settings)
-                    noise = draw(seed, condition.frames)
+                    if 0 < item < len(given):  # else all songs share their condition
+                        branches = sample.prepare(velocity, given[item], settings)
+                    noise = draw(seed, given[0].frames)
                     latents_BTC = noise
                     for step in sample.denoise(velocity, branches, noise, settings):
                         latents_BTC = step.x_BTC

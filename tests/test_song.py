@@ -16,9 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from acestep_engine.backends.torch_eager import BUILDERS, TorchVelocity
 from acestep_engine.engine import Engine
 from acestep_engine.errors import AceStepError, Cancelled, InvalidRequest, ModelNotFound, NonFinite
 from acestep_engine.host import LocalHost
+from acestep_engine.models_torch.dit import Prepared
 from acestep_engine.types import (
     Audio,
     Codes,
@@ -377,3 +379,28 @@ def test_silence_follows_a_vae_that_changed_on_the_disk(
     tensors["encoder.conv2.bias"] += 1
     save_file(tensors, file)
     assert not torch.equal(engine.render(model, plan).values, first)
+
+
+@pytest.mark.parametrize(("codes", "times"), [(None, 1), (Codes(((1,) * 10, (2,) * 10)), 2)])
+def test_a_condition_is_prepared_once_for_all_its_seeds(
+    engine: Engine,
+    tiny_model: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    codes: Codes | None,
+    times: int,
+) -> None:
+    prepared = []
+
+    class Counting(TorchVelocity):
+        def prepare(self, encoder_BLD: torch.Tensor) -> Prepared:
+            prepared.append(encoder_BLD)
+            return super().prepare(encoder_BLD)
+
+    monkeypatch.setitem(BUILDERS, "dit", (BUILDERS["dit"][0], Counting))
+    plan = engine.plan(tiny_model, SHORT)
+    songs = engine.render(tiny_model, plan, codes, DiTSampling(batch=2, seed=3)).values
+    assert len(prepared) == times
+    last = None if codes is None else Codes(codes.items[1:])
+    assert torch.equal(
+        engine.render(tiny_model, plan, last, DiTSampling(seed=4)).values[0], songs[1]
+    )
