@@ -133,15 +133,19 @@ def _lm_sampling(options: argparse.Namespace) -> LMSampling:
         cfg_scale=options.cfg,
         negative=options.negative,
         seed=options.seed,
+        temperature_last=options.temperature_last,
     )
 
 
 def _plan(engine: Engine, spec: ModelSpec, options: argparse.Namespace) -> Plan:
+    sampling = _lm_sampling(options)
+    if options.plan_temperature is not None:
+        sampling = replace(sampling, temperature=options.plan_temperature)
     choices = PlanOptions(
         think=not options.no_think,
         rewrite_caption=not options.keep_caption,
         detect_language=not options.keep_language,
-        sampling=_lm_sampling(options),
+        sampling=sampling,
     )
     plan = engine.plan(spec, _request(options), choices)
     print(f"Plan ({plan.duration:g} s, seed {plan.seed}):")
@@ -369,12 +373,14 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
     add("--keep-language", action="store_true", help="do not let the model name the language")
     add("--seed", type=int, default=0)
     add("--cfg", type=float, default=2.0, help="guidance of the audio codes")
-    add("--temperature", type=float, default=0.85)
+    add("--temperature", type=float, default=0.85, help="of plan and codes")
+    add("--plan-temperature", type=float, help="of the plan alone; default: --temperature")
     add("--top-k", type=int, default=0)
     add("--top-p", type=float, default=0.9)
     add("--min-p", type=float, default=0.0)
     add("--repetition-penalty", type=float, default=1.0)
     add("--negative", default="", help="what the codes should move away from")
+    add("--temperature-last", action="store_true", help="filter by top-p and min-p before it")
 
 
 def _add_render(parser: argparse.ArgumentParser) -> None:

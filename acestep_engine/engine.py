@@ -8,7 +8,7 @@ S samples, N stored frames of silence.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -58,6 +58,23 @@ TOKEN_MEMORY = {"fp32": MIB, "bf16": MIB // 2, "fp16": MIB // 2}  # DiT activati
 FRAME_MEMORY = {"fp32": 5 * MIB, "bf16": 4 * MIB, "fp16": 4 * MIB}  # VAE activations per frame
 
 
+class _Turn:
+    """One call at a time; the host is told when one begins."""
+
+    def __init__(self, host: Host) -> None:
+        self._host, self._lock, self._depth = host, threading.RLock(), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+        if self._depth == 1:
+            self._host.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+
 class Engine:
     """All of ACE-Step 1.5 behind the arrows of the flow. One per process: see `get_engine`.
 
@@ -68,7 +85,7 @@ class Engine:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.store = Store(host)
-        self._lock = threading.RLock()
+        self._lock = _Turn(host)
         self._remembered: tuple[Any, list[conditions.Conditions]] | None = None
         self._silences: dict[ModelSpec, tuple[Any, Tensor]] = {}
 
@@ -85,12 +102,15 @@ class Engine:
             return planner.plan(lm, normal, options, self.host)
 
     def compose(
-        self, model: ModelSpec, plan: Plan, options: ComposeOptions = ComposeOptions()
+        self,
+        model: ModelSpec,
+        plans: Plan | Sequence[Plan],
+        options: ComposeOptions = ComposeOptions(),
     ) -> Codes:
-        """Plan to audio codes, five a second, `options.batch` songs."""
+        """A plan, or several, to audio codes, five a second: `options.batch` songs of each."""
         with self._lock:
-            lm = self._lm(model, lambda lm: planner.compose_memory(lm, plan, options))
-            return planner.compose(lm, plan, options, self.host)
+            lm = self._lm(model, lambda lm: planner.compose_memory(lm, plans, options))
+            return planner.compose(lm, plans, options, self.host)
 
     def write(
         self,
@@ -114,11 +134,12 @@ class Engine:
     ) -> tuple[Request, ...]:
         """Audio codes to what they are of: metadata, caption and lyrics, one for each song."""
         answers = []
-        for item, question in enumerate(modes.understand(codes)):
-            seed = (options.sampling.seed + item) % (MAX_SEED + 1)
-            own = replace(options, sampling=replace(options.sampling, seed=seed))
-            answers.append(self._answer(model, question, own))
-        return tuple(answers)
+        with self._lock:
+            for item, question in enumerate(modes.understand(codes)):
+                seed = (options.sampling.seed + item) % (MAX_SEED + 1)
+                own = replace(options, sampling=replace(options.sampling, seed=seed))
+                answers.append(self._answer(model, question, own))
+            return tuple(answers)
 
     def score(self, model: ModelSpec, codes: Codes, plan: Plan) -> tuple[Score, ...]:
         """How well the codes carry the plan, one score for each song."""

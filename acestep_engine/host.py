@@ -46,6 +46,10 @@ class Host(Protocol):
         """Bytes that new allocations on `device` may take now."""
         ...
 
+    def begin(self) -> None:
+        """A call of the engine begins; a stop request from before it may be forgotten."""
+        ...
+
     def progress(self, stage: str, total: int) -> Progress: ...
 
     def check_interrupt(self) -> None:
@@ -95,8 +99,14 @@ class LocalHost:
         self._placed: list[Resident] = []
 
     def cancel(self) -> None:
-        """Ask the running stage to stop; it raises Cancelled at its next token, step or tile."""
+        """Ask the running stage to stop; it raises Cancelled at its next token, step or tile.
+
+        Where nothing runs, there is nothing to stop, and the next call is left alone.
+        """
         self._stop.set()
+
+    def begin(self) -> None:
+        self._stop.clear()
 
     def device_info(self) -> DeviceInfo:
         return probe()

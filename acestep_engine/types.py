@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,9 +35,45 @@ PromptLayout = Literal["aligned", "legacy"]
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, Real):
+        raise InvalidRequest(f"{name} is {value!r}, which is no number. Give a number.")
     if not (low <= value <= high):  # also catches NaN
         raise InvalidRequest(
             f"{name} is {value}, but must lie between {low} and {high}. Set it inside that range."
+        )
+
+
+def _check_whole(name: str, value: int, low: int, high: int) -> None:
+    _check_range(name, value, low, high)
+    if not isinstance(value, Integral):
+        raise InvalidRequest(f"{name} is {value}, but only whole numbers count. Round it.")
+
+
+def _check_text(name: str, value: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(
+            f"{name} is {value!r}, which is no text. Give a text; an empty one means none."
+        )
+
+
+def _check_tensor(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
+    """`value` holds floats in the given `shape`, where a word stands for any size."""
+    if not isinstance(value, Tensor):
+        raise InvalidRequest(f"{name} are a {type(value).__name__}. Give a torch tensor.")
+    fits = value.ndim == len(shape) and all(
+        isinstance(wanted, str) or size == wanted
+        for size, wanted in zip(value.shape, shape, strict=True)
+    )
+    if not fits or value.shape[0] == 0:
+        wanted = ", ".join(map(str, shape))
+        raise InvalidRequest(
+            f"{name} have the shape {tuple(value.shape)}, but must be ({wanted}), with one song or "
+            "more. Reshape them."
+        )
+    if not value.is_floating_point():
+        raise InvalidRequest(
+            f"{name} are of type {value.dtype}, but must be floating point. Convert them; "
+            "integer samples are divided by their range (32768 for 16 bits)."
         )
 
 
@@ -70,6 +107,20 @@ class Request:
     language: str | None = None
     instrumental: bool = False
 
+    def __post_init__(self) -> None:
+        _check_text("caption", self.caption)
+        _check_text("lyrics", self.lyrics)
+        for name in ("keyscale", "language"):
+            if (text := getattr(self, name)) is not None:
+                _check_text(name, text)
+        for name in ("duration", "bpm"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Real):
+                raise InvalidRequest(
+                    f"{name} is {value!r}, which is no number. Give a number, or None for "
+                    "automatic."
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -86,6 +137,17 @@ class Plan:
     duration: float
     seed: int = 0
     thought: bool = False  # whether a language model filled the gaps
+
+    def __post_init__(self) -> None:
+        _check_text("caption of a plan", self.caption)
+        _check_text("lyrics of a plan", self.lyrics)
+        if not isinstance(self.metadata, Metadata):
+            raise InvalidRequest(
+                f"metadata of a plan is {self.metadata!r}. Give a Metadata; Metadata() states "
+                "nothing."
+            )
+        _check_range("duration of a plan", self.duration, MIN_DURATION, MAX_DURATION)
+        _check_whole("seed of a plan", self.seed, 0, MAX_SEED)
 
     @property
     def dit_caption(self) -> str:
@@ -113,6 +175,9 @@ class Latents:
     values: Tensor
     record: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _check_tensor("latents", self.values, ("songs", "frames", LATENT_CHANNELS))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio:
@@ -120,6 +185,12 @@ class Audio:
 
     waveform: Tensor
     sample_rate: int = SAMPLE_RATE
+
+    def __post_init__(self) -> None:
+        _check_tensor("audio samples", self.waveform, ("songs", "channels", "samples"))
+        if self.waveform.shape[1] == 0:
+            raise InvalidRequest("The audio has no channels. Give mono or stereo sound.")
+        _check_whole("sample rate", self.sample_rate, 1, 10_000_000)
 
     @property
     def seconds(self) -> float:
@@ -131,7 +202,8 @@ class LMSampling:
     """How tokens are drawn. Order: CFG, repetition penalty, temperature, top-k, min-p, top-p.
 
     temperature 0 is argmax. top_k 0 and top_p 1 are off. cfg_scale acts in the codes phase only
-    (1 and below: no unconditional branch); the CoT always runs at 1.0.
+    (1 and below: no unconditional branch); the CoT always runs at 1.0. temperature_last: the
+    filters judge the scores as they are, and temperature acts on what they leave.
     """
 
     temperature: float = 0.85
@@ -142,15 +214,17 @@ class LMSampling:
     cfg_scale: float = 2.0
     negative: str = ""
     seed: int = 0
+    temperature_last: bool = False
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 5.0)
-        _check_range("top_k", self.top_k, 0, 1_000_000)
+        _check_whole("top_k", self.top_k, 0, 1_000_000)
         _check_range("top_p", self.top_p, 1e-6, 1.0)
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.1, 10.0)
         _check_range("cfg_scale", self.cfg_scale, 0.0, 100.0)
-        _check_range("seed", self.seed, 0, MAX_SEED)
+        _check_text("negative", self.negative)
+        _check_whole("seed", self.seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +239,18 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class ComposeOptions:
-    """How codes are made from a plan: `batch` songs with seeds `sampling.seed + item`."""
+    """How codes are made: `batch` songs of each plan; song i of them all has the seed
+    `sampling.seed + i`."""
 
     batch: int = 1
     layout: PromptLayout = "aligned"
     sampling: LMSampling = LMSampling()
 
     def __post_init__(self) -> None:
-        _check_range("batch", self.batch, 1, MAX_SONGS)
+        _check_whole("batch", self.batch, 1, MAX_SONGS)
+        if self.layout not in get_args(PromptLayout):
+            known = ", ".join(get_args(PromptLayout))
+            raise InvalidRequest(f"layout is {self.layout!r}. Choose one of {known}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +261,7 @@ class AnswerOptions:
     sampling: LMSampling = LMSampling()
 
     def __post_init__(self) -> None:
-        _check_range("max_tokens", self.max_tokens, 1, 10_000)
+        _check_whole("max_tokens", self.max_tokens, 1, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +297,15 @@ class DiTSampling:
 
     def __post_init__(self) -> None:
         if self.steps is not None:
-            _check_range("steps", self.steps, 1, 1000)
+            _check_whole("steps", self.steps, 1, 1000)
         if self.shift is not None:
             _check_range("shift", self.shift, 0.01, 100.0)
         if self.guidance is not None:
             _check_range("guidance", self.guidance, 0.0, 100.0)
         for end in self.interval:
             _check_range("guidance interval", end, 0.0, 1.0)
-        _check_range("seed", self.seed, 0, MAX_SEED)
-        _check_range("batch", self.batch, 1, MAX_SONGS)
+        _check_whole("seed", self.seed, 0, MAX_SEED)
+        _check_whole("batch", self.batch, 1, MAX_SONGS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..acestep_engine.types import MAX_SONGS, ComposeOptions, LMSampling, Plan, PromptLayout
 from .handle import ModelHandle
 from .host import bordered, engine
-from .lm_widgets import sampling_inputs, sampling_of, seed_input
+from .lm_widgets import order_input, sampling_inputs, sampling_of, seed_input
 from .sockets import CodesSocket, ModelSocket, PlanSocket
 
 
@@ -23,7 +23,7 @@ class AudioCodeSampler(io.ComfyNode):
             description="The language model composes: five audio codes a second, which fix melody, "
             "rhythm and structure. The DiT sampler turns them into sound.",
             search_aliases=["music", "song", "compose", "melody", "audio tokens", "ace step codes"],
-            inputs=[*_inputs(), *sampling_inputs(), *_rare_inputs()],
+            inputs=[*_inputs(), *sampling_inputs(), *_rare_inputs(), order_input()],
             outputs=[
                 CodesSocket.Output(
                     "codes", display_name="codes", tooltip="The composition, for the DiT sampler."

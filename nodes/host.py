@@ -98,6 +98,9 @@ class ComfyHost:
     def free_memory(self, device: torch.device) -> int:
         return int(comfy.model_management.get_free_memory(_resolve(device)))
 
+    def begin(self) -> None:
+        """ComfyUI itself forgets old stop requests when a prompt starts."""
+
     def progress(self, stage: str, total: int) -> Progress:
         logger.debug("ACE-Step: %s, %d steps", stage, total)
         return Bar(total)

@@ -12,7 +12,7 @@ from ..acestep_engine.lm.modes import HEARING
 from ..acestep_engine.types import MAX_SONGS, Codes, Plan, PlanOptions, Score
 from .handle import ModelHandle
 from .host import bordered, engine
-from .lm_widgets import answer_options_of, length_input, sampling_inputs, seed_input
+from .lm_widgets import answer_options_of, length_input, order_input, sampling_inputs, seed_input
 from .sockets import CodesSocket, ModelSocket, PlanSocket, latents_from
 from .song_widgets import song_output, song_outputs
 
@@ -29,7 +29,7 @@ class Understand(io.ComfyNode):
             description="Listens to a song and writes it down: description, lyrics, tempo, key, "
             "meter and language. From encoded sound or from audio codes.",
             search_aliases=["music", "transcribe", "caption audio", "bpm", "key", "ace step"],
-            inputs=[*_listening_inputs(), length_input(), *_heard_inputs()],
+            inputs=[*_listening_inputs(), length_input(), *_heard_inputs(), order_input()],
             outputs=song_outputs(),
         )
 

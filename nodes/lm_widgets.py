@@ -73,6 +73,18 @@ def sampling_inputs(temperature: float = DEFAULT.temperature) -> list[Any]:
     ]
 
 
+def order_input() -> Any:
+    """Last and optional, because it came after workflows had been saved."""
+    return io.Boolean.Input(
+        "temperature_last",
+        default=DEFAULT.temperature_last,
+        optional=True,
+        advanced=True,
+        tooltip="Apply top_p and min_p before temperature, as ComfyUI's own nodes do. Off: after "
+        "it, which keeps fewer tokens below temperature 1.",
+    )
+
+
 def length_input() -> Any:
     """How long an answer in words may get."""
     return io.Int.Input(
@@ -87,7 +99,7 @@ def length_input() -> Any:
 
 
 def sampling_of(widgets: Mapping[str, Any], **more: Any) -> LMSampling:
-    """The widgets of `sampling_inputs` and `seed_input`, with `more` fields beside them."""
+    """The widgets of `sampling_inputs`, `seed_input` and `order_input`, and `more` fields."""
     return LMSampling(
         temperature=widgets["temperature"],
         top_k=widgets["top_k"],
@@ -95,6 +107,7 @@ def sampling_of(widgets: Mapping[str, Any], **more: Any) -> LMSampling:
         min_p=widgets["min_p"],
         repetition_penalty=widgets["repetition_penalty"],
         seed=widgets["seed"],
+        temperature_last=widgets.get("temperature_last", DEFAULT.temperature_last),
         **more,
     )
 

@@ -10,7 +10,7 @@ from ..acestep_engine.lm import metadata
 from ..acestep_engine.types import Plan, PlanOptions
 from .handle import ModelHandle
 from .host import bordered, engine
-from .lm_widgets import sampling_inputs, sampling_of, seed_input
+from .lm_widgets import order_input, sampling_inputs, sampling_of, seed_input
 from .sockets import ModelSocket, PlanSocket
 from .song_widgets import (
     caption_input,
@@ -45,6 +45,7 @@ class CoTPlanner(io.ComfyNode):
                 *metadata_inputs("the planner decides"),
                 *_thinking_inputs(),
                 *sampling_inputs(),
+                order_input(),
             ],
             outputs=_outputs(),
         )

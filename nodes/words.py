@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from ..acestep_engine.types import PlanOptions
 from .handle import ModelHandle
 from .host import bordered, engine
-from .lm_widgets import answer_options_of, length_input, sampling_inputs, seed_input
+from .lm_widgets import answer_options_of, length_input, order_input, sampling_inputs, seed_input
 from .sockets import ModelSocket
 from .song_widgets import (
     AUTO,
@@ -39,7 +39,7 @@ class SongWriter(io.ComfyNode):
             description="One line becomes a whole song on paper: description, lyrics, tempo, key, "
             "meter, length and language.",
             search_aliases=["music", "song", "lyrics generator", "idea", "inspire", "ace step"],
-            inputs=[*_idea_inputs(), *sampling_inputs(), length_input()],
+            inputs=[*_idea_inputs(), *sampling_inputs(), length_input(), order_input()],
             outputs=song_outputs(),
         )
 
@@ -64,7 +64,7 @@ class LyricFormatter(io.ComfyNode):
             description="Brings a rough description and rough lyrics into the form that the models "
             "know best, and fills in what is missing. Values you set are kept.",
             search_aliases=["music", "song", "format lyrics", "rewrite", "enhance", "ace step"],
-            inputs=[*_draft_inputs(), *sampling_inputs(), length_input()],
+            inputs=[*_draft_inputs(), *sampling_inputs(), length_input(), order_input()],
             outputs=song_outputs(),
         )
 

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor
 
 from ..backends.base import LanguageModel, Rows
-from ..errors import InvalidRequest, NonFinite, OutOfMemory
+from ..errors import InvalidRequest, NonFinite
 from ..host import Host
 from ..types import LMSampling
 from . import sampling as draws
 from .grammar import Grammar, State
+from .room import MAX_POSITIONS, Room
 from .tokenizer import Vocabulary
 
-MAX_POSITIONS = 40_960  # max_position_embeddings of all sizes
 CHECK_SECONDS = 0.2  # longest time between looks at the device
 GATHER = 4_096  # more candidates than this are cut from a product with the whole text vocabulary
-MIB = 1 << 20
 
 Feed = Sequence[Sequence[int]] | Tensor
 
@@ -176,19 +175,14 @@ class CodesCourse:
 @torch.inference_mode()
 def decode(lm: LanguageModel, task: Task, course: Course, host: Host) -> None:
     """Run `course` to its end, all songs of `task` in step."""
-    _check_room(lm, task, course, host)
-    bar = host.progress(task.stage, course.limit)
-    try:
-        for done in _steps(lm, task, course, host):
-            bar.update(done)
-        bar.update(course.limit)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"{task.stage}: the device ran out of memory. Close other programs, choose a smaller "
-            f"language model, or ask for a shorter song. ({error})"
-        ) from error
-    finally:
-        bar.close()
+    with _room(lm, task, course).taken(host):
+        bar = host.progress(task.stage, course.limit)
+        try:
+            for done in _steps(lm, task, course, host):
+                bar.update(done)
+            bar.update(course.limit)
+        finally:
+            bar.close()
 
 
 def _steps(lm: LanguageModel, task: Task, course: Course, host: Host) -> Iterator[int]:
@@ -268,19 +262,14 @@ def _capacity(task: Task, course: Course) -> int:
     return max(map(len, task.prompts)) + course.limit
 
 
-def _check_room(lm: LanguageModel, task: Task, course: Course, host: Host) -> None:
+def _room(lm: LanguageModel, task: Task, course: Course) -> Room:
     """The length is known before the first token, so what cannot fit is said at once."""
-    rows, capacity = len(task.prompts), _capacity(task, course)
+    capacity = _capacity(task, course)
     if capacity > MAX_POSITIONS:
         raise InvalidRequest(
             f"{task.stage}: the prompt has {capacity - course.limit} tokens and up to "
             f"{course.limit} follow, but the language model reads {MAX_POSITIONS} at most. "
             "Shorten the lyrics or the caption."
         )
-    need, free = lm.cache_bytes(rows, capacity), host.free_memory(torch.device(lm.device))
-    if 0 < free < need:  # 0: the system does not say
-        raise OutOfMemory(
-            f"{task.stage}: {rows} x {capacity} tokens need {need / MIB:.0f} MiB of memory on "
-            f"{lm.device}, and {free / MIB:.0f} MiB are free. Free some memory, choose a smaller "
-            "language model, ask for a shorter song, or set cfg_scale to 1 (halves the need)."
-        )
+    cure = "Ask for a shorter song, or set cfg_scale to 1 (halves the need)."
+    return Room(task.stage, lm, len(task.prompts), capacity, cure)

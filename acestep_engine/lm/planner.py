@@ -1,15 +1,19 @@
 """From a request to a plan, and from a plan to audio codes: the language model's two tasks.
 
 Knows the order of things and who decides on what; knows no backend, no files and no device.
+Dimension key: B rows · L tokens · D width.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from ..backends.base import LanguageModel
 from ..errors import InvalidRequest
@@ -17,9 +21,8 @@ from ..host import Host
 from ..types import (
     CODE_RATE,
     DEFAULT_DURATION,
-    MAX_DURATION,
     MAX_SEED,
-    MIN_DURATION,
+    MAX_SONGS,
     Codes,
     ComposeOptions,
     Metadata,
@@ -31,7 +34,20 @@ from .decode import CodesCourse, Task, TextCourse, decode
 from .grammar import State, load_grammar
 from .metadata import FIELDS, merge, normalise, parse, stated
 from .prompts import Prompts
+from .room import MAX_POSITIONS, Room
 from .tokenizer import QWEN3, load_tokenizer
+
+REHEARSED = 8  # codes that a rehearsal feeds: enough to meet every kernel of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Song:
+    """What to compose: the conditional prompt, the unconditional one where guidance is on, how
+    many codes, from which seed."""
+
+    prompts: tuple[list[int], ...]
+    count: int
+    seed: int
 
 
 def codes_for(seconds: float) -> int:
@@ -68,31 +84,26 @@ def plan(lm: LanguageModel | None, request: Request, options: PlanOptions, host:
     )
 
 
-def compose(lm: LanguageModel, plan: Plan, options: ComposeOptions, host: Host) -> Codes:
-    """Audio codes for `plan`: `options.batch` songs, each from its own seed.
+def compose(
+    lm: LanguageModel, plans: Plan | Sequence[Plan], options: ComposeOptions, host: Host
+) -> Codes:
+    """Audio codes: `options.batch` songs of each plan in turn, each song from its own seed.
 
-    Each has exactly the codes of the plan's whole seconds. They are decoded in step where the
+    Each has exactly the codes of its plan's whole seconds. Songs are decoded in step where the
     device gives a row the same numbers whatever its company, and there is memory for all of them;
     else one after the other. A song is the same either way.
     """
-    if not MIN_DURATION <= plan.duration <= MAX_DURATION:
-        raise InvalidRequest(
-            f"The plan lasts {plan.duration} seconds, but a song lasts {MIN_DURATION:g} to "
-            f"{MAX_DURATION:g} seconds. Change the duration of the plan."
-        )
-    count = codes_for(plan.whole_seconds)
-    prompts = _code_prompts(plan, options)
-    seeds = [(options.sampling.seed + item) % (MAX_SEED + 1) for item in range(options.batch)]
-    at_once = _songs_at_once(lm, plan, options, host)
-    songs: list[tuple[int, ...]] = []
-    for first in range(0, len(seeds), at_once):
-        group = tuple(seeds[first : first + at_once])
-        stage = "Codes" if at_once == len(seeds) else f"Codes {first + 1}/{len(seeds)}"
-        rows = tuple(prompt for prompt in prompts for _ in group)
-        course = CodesCourse(QWEN3, count, count, torch.device(lm.device))
-        decode(lm, Task(stage, rows, options.sampling, group), course, host)
-        songs += course.songs
-    return Codes(tuple(songs), tuple(seeds))
+    songs = _songs(plans, options)
+    composed: list[tuple[int, ...]] = []
+    for group in _groups(lm, songs, host):
+        stage = "Codes" if len(group) == len(songs) else f"Codes {len(composed) + 1}/{len(songs)}"
+        longest = max(song.count for song in group)
+        course = CodesCourse(QWEN3, longest, longest, torch.device(lm.device))
+        seeds = tuple(song.seed for song in group)
+        decode(lm, Task(stage, _rows(group), options.sampling, seeds), course, host)
+        # A song that is over goes on unheard until the longest is.
+        composed += [codes[: song.count] for codes, song in zip(course.songs, group, strict=True)]
+    return Codes(tuple(composed), tuple(song.seed for song in songs))
 
 
 def plan_memory(lm: LanguageModel, request: Request, options: PlanOptions) -> int:
@@ -102,26 +113,87 @@ def plan_memory(lm: LanguageModel, request: Request, options: PlanOptions) -> in
     return lm.cache_bytes(1, len(prompt) + load_grammar().budget(state))
 
 
-def compose_memory(lm: LanguageModel, plan: Plan, options: ComposeOptions) -> int:
+def compose_memory(lm: LanguageModel, plans: Plan | Sequence[Plan], options: ComposeOptions) -> int:
     """Bytes that `compose` takes beside the weights with all songs in step."""
-    prompts = _code_prompts(plan, options)
-    capacity = max(map(len, prompts)) + codes_for(plan.whole_seconds)
-    return lm.cache_bytes(options.batch * len(prompts), capacity)
+    return lm.cache_bytes(*_size(_songs(plans, options)))
 
 
-def _songs_at_once(lm: LanguageModel, plan: Plan, options: ComposeOptions, host: Host) -> int:
-    """The largest equal share of the batch that fits and leaves every song its own bits."""
+def _songs(plans: Plan | Sequence[Plan], options: ComposeOptions) -> list[Song]:
+    plans = [plans] if isinstance(plans, Plan) else list(plans)
+    total = len(plans) * options.batch
+    if not 1 <= total <= MAX_SONGS:
+        raise InvalidRequest(
+            f"{len(plans)} plans with {options.batch} songs each are {total} songs, but one call "
+            f"composes 1 to {MAX_SONGS}. Compose them in several calls."
+        )
+    prompts = [_code_prompts(plan, options) for plan in plans for _ in range(options.batch)]
+    counts = [codes_for(plan.whole_seconds) for plan in plans for _ in range(options.batch)]
+    seeds = [(options.sampling.seed + item) % (MAX_SEED + 1) for item in range(total)]
+    return list(map(Song, prompts, counts, seeds))
+
+
+def _groups(lm: LanguageModel, songs: list[Song], host: Host) -> list[list[Song]]:
+    """The songs in the largest equal shares that fit and leave every song its own bits."""
+    groups = _shares(lm, songs, host)
+    if all(_keeps_its_bits(lm, group, host) for group in groups):
+        return groups
+    alike = [list(group) for _, group in groupby(songs, key=lambda song: song.prompts)]
+    return [share for group in alike for share in _shares(lm, group, host)]
+
+
+def _shares(lm: LanguageModel, songs: list[Song], host: Host) -> list[list[Song]]:
     free = host.free_memory(torch.device(lm.device))
-    unit = len(_code_prompts(plan, options))  # rows of one song
-    for songs in (options.batch, 4, 2):
-        if songs == 1 or options.batch % songs:
+    unit = len(songs[0].prompts)  # rows of one song
+    for size in (len(songs), 4, 2):
+        if size == 1 or len(songs) % size:
             continue
-        need = compose_memory(lm, plan, replace(options, batch=songs))
-        if (free == 0 or need <= free) and lm.rows_agree(
-            unit * songs, unit
-        ):  # 0: the system does not say
-            return songs
-    return 1
+        rows, capacity = unit * size, _size(songs)[1]
+        fits = free == 0 or lm.cache_bytes(rows, capacity) <= free  # 0: the system does not say
+        if fits and capacity <= MAX_POSITIONS and lm.rows_agree(rows, unit):
+            return [songs[first : first + size] for first in range(0, len(songs), size)]
+    return [[song] for song in songs]
+
+
+def _keeps_its_bits(lm: LanguageModel, group: list[Song], host: Host) -> bool:
+    """Whether songs of different prompts leave each other's numbers alone: tried out.
+
+    Prompts of unequal length are read side by side with padding, and attention may sum up the
+    positions of a short row in another order next to a long one.
+    """
+    if all(song.prompts == group[0].prompts for song in group):
+        return True
+    together_BLD = _rehearsal(lm, group, host)
+    return all(
+        torch.equal(together_BLD[item :: len(group)], _rehearsal(lm, [song], host))
+        for item, song in enumerate(group)
+    )
+
+
+@torch.inference_mode()
+def _rehearsal(lm: LanguageModel, group: list[Song], host: Host) -> Tensor:
+    """States (B, L, D) of every row behind its prompt and behind some codes."""
+    rows = _rows(group)
+    capacity = max(map(len, rows)) + REHEARSED
+    ids_L = torch.arange(REHEARSED, device=torch.device(lm.device)) * 7_919 + QWEN3.first_code
+    with Room("Codes", lm, len(rows), capacity, "Compose fewer songs at once.").taken(host):
+        host.check_interrupt()
+        session = lm.open(len(rows), capacity)
+        states = [session.feed(rows)]
+        states += [session.feed(id_1.expand(len(rows), 1)) for id_1 in ids_L.split(1)]
+        return torch.stack(states, dim=1)
+
+
+def _rows(group: Sequence[Song]) -> tuple[list[int], ...]:
+    """The conditional prompts of all songs, then their unconditional ones."""
+    return tuple(
+        prompt for branch in zip(*(s.prompts for s in group), strict=True) for prompt in branch
+    )
+
+
+def _size(songs: Sequence[Song]) -> tuple[int, int]:
+    """Rows and tokens a row of all songs in step."""
+    rows = _rows(songs)
+    return len(rows), max(map(len, rows)) + max(song.count for song in songs)
 
 
 def _think(lm: LanguageModel, request: Request, options: PlanOptions, host: Host) -> Metadata:

@@ -40,7 +40,8 @@ def distribution(logits_BV: Tensor, sampling: LMSampling) -> Tensor:
     They stand in the candidates' own order and need not sum to 1. Candidates of equal weight stay
     or go together, so that no order among them can matter.
     """
-    scaled = logits_BV / sampling.temperature
+    warmed = logits_BV / sampling.temperature
+    scaled = logits_BV if sampling.temperature_last else warmed
     weights = scaled.softmax(-1)
     if 0 < sampling.top_k < scaled.shape[-1]:
         floor = scaled.topk(sampling.top_k).values[:, -1:]
@@ -50,6 +51,8 @@ def distribution(logits_BV: Tensor, sampling: LMSampling) -> Tensor:
         weights = torch.where(weights >= sampling.min_p * best, weights, 0)
     if sampling.top_p < 1:
         weights = torch.where(weights >= _nucleus_floor(weights, sampling.top_p), weights, 0)
+    if sampling.temperature_last:
+        weights = torch.where(weights > 0, warmed.softmax(-1), 0)
     return weights.to(_precise(weights.device))
 
 

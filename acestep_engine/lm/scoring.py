@@ -9,7 +9,7 @@ Dimension key: B rows · L tokens · D width · P positions · V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import fmean
@@ -21,9 +21,9 @@ from ..backends.base import LanguageModel
 from ..errors import InvalidRequest, NonFinite
 from ..host import Host
 from ..types import Codes, Metadata, Plan, Score
-from .decode import MAX_POSITIONS
 from .metadata import FIELDS, dump
 from .prompts import Prompts
+from .room import MAX_POSITIONS, Room
 from .tokenizer import QWEN3, load_tokenizer
 
 TOP = 10  # ranks that count in a recall
@@ -63,7 +63,8 @@ def score(lm: LanguageModel, codes: Codes, plan: Plan, host: Host) -> tuple[Scor
     scores = []
     for item, readings in enumerate(_readings(codes, plan), 1):
         stage = "Score" if len(codes.items) == 1 else f"Score {item}/{len(codes.items)}"
-        judged = _judge_all(lm, readings, host, stage)
+        with _room(lm, readings.values(), stage).taken(host):
+            judged = _judge_all(lm, readings, host, stage)
         gains = {
             name: sigmoid(heard.likelihood - unheard.likelihood)
             for name in ("caption", "lyrics")
@@ -81,8 +82,7 @@ def score(lm: LanguageModel, codes: Codes, plan: Plan, host: Host) -> tuple[Scor
 def score_memory(lm: LanguageModel, codes: Codes, plan: Plan) -> int:
     """Bytes that `score` takes beside the weights; its readings come one after the other."""
     every = [reading for readings in _readings(codes, plan) for reading in readings.values()]
-    head = 4 * HEAD_POSITIONS * QWEN3.size
-    return head + max(lm.cache_bytes(len(each.texts), each.capacity) for each in every)
+    return _room(lm, every, "Score").nbytes
 
 
 def recall(ranks: Sequence[int]) -> float:
@@ -101,6 +101,20 @@ def reward(caption: float | None, lyrics: float | None, metadata: Mapping[str, f
     parts = [(caption, CAPTION_WEIGHT), (lyrics, LYRICS_WEIGHT), (facts, METADATA_WEIGHT)]
     present = [(value, weight) for value, weight in parts if value is not None]
     return sum(value * weight for value, weight in present) / sum(weight for _, weight in present)
+
+
+def _room(lm: LanguageModel, readings: Iterable[Reading], stage: str) -> Room:
+    """What the largest of `readings` takes; they come one after the other."""
+    sizes = [(len(each.texts), each.capacity) for each in readings]
+    longest = max(capacity for _, capacity in sizes)
+    if longest > MAX_POSITIONS:
+        raise InvalidRequest(
+            f"{stage}: codes and words take {longest} tokens, but the language model reads "
+            f"{MAX_POSITIONS} at most. Shorten the lyrics."
+        )
+    rows, capacity = max(sizes, key=lambda size: lm.cache_bytes(*size))
+    head = 4 * HEAD_POSITIONS * QWEN3.size
+    return Room(stage, lm, rows, capacity, "Score a shorter song, or fewer words.", head)
 
 
 def _readings(codes: Codes, plan: Plan) -> list[dict[str, Reading]]:
@@ -163,11 +177,6 @@ def _read(lm: LanguageModel, reading: Reading, step: Callable[[], None]) -> list
 
     A text that is over repeats its last token until the longest is through.
     """
-    if reading.capacity > MAX_POSITIONS:
-        raise InvalidRequest(
-            f"Score: codes and words take {reading.capacity} tokens, but the language model reads "
-            f"{MAX_POSITIONS} at most. Shorten the lyrics."
-        )
     width = reading.length
     rows = [text + text[-1:] * (width - len(text)) for text in reading.texts]
     ids_BL = torch.tensor(rows, device=torch.device(lm.device))

@@ -15,7 +15,8 @@ from transformers import Qwen3ForCausalLM
 from acestep_engine.backends.torch_eager import TorchLanguageModel
 from acestep_engine.config import Qwen3Config
 from acestep_engine.errors import InvalidRequest, NonFinite, OutOfMemory
-from acestep_engine.lm.decode import MAX_POSITIONS, CodesCourse, Task, decode
+from acestep_engine.lm.decode import CodesCourse, Task, decode
+from acestep_engine.lm.room import MAX_POSITIONS
 from acestep_engine.lm.tokenizer import Vocabulary
 from acestep_engine.models_torch.qwen3 import Qwen3Model
 from acestep_engine.types import LMSampling

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from acestep_engine.engine import Engine
-from acestep_engine.errors import Cancelled, InvalidRequest, ModelNotFound
-from acestep_engine.host import LocalHost
+from acestep_engine.errors import InvalidRequest, ModelNotFound
 from acestep_engine.lm import modes
 from acestep_engine.lm.tokenizer import QWEN3, Tokenizer
 from acestep_engine.types import AnswerOptions, Codes, LMSampling, ModelSpec, Request
@@ -228,14 +227,6 @@ def test_a_song_is_described_the_same_alone_and_in_a_batch(
     assert [song.duration for song in together] == [6.0, 10.4]
     alone = replace(options, sampling=LMSampling(temperature=0.3, seed=6))
     assert engine.understand(tiny_model, Codes(codes.items[1:]), alone) == together[1:]
-
-
-def test_a_real_model_can_be_stopped(tiny_model: ModelSpec) -> None:
-    host = LocalHost(show=False)
-    engine = Engine(host)
-    host.cancel()
-    with pytest.raises(Cancelled):
-        engine.rewrite(tiny_model, Request("calm piano", "la"), SHORT)
 
 
 def test_without_a_language_model_the_cure_is_told(engine: Engine, tiny_model: ModelSpec) -> None:
