@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from acestep_engine.backends.torch_eager import BUILDERS, TorchVelocity
 from acestep_engine.engine import Engine
 from acestep_engine.errors import AceStepError, InvalidRequest, ModelNotFound, NonFinite
-from acestep_engine.host import LocalHost
+from acestep_engine.host import LocalHost, Progress
 from acestep_engine.models_torch.dit import Prepared
 from acestep_engine.types import (
     Audio,
@@ -276,6 +276,77 @@ def test_broken_audio_is_refused(
 ) -> None:
     with pytest.raises(AceStepError, match=word):
         engine.encode(tiny_model, Audio(waveform))
+
+
+def test_what_is_too_loud_is_cut_before_it_is_encoded(
+    engine: Engine, tiny_model: ModelSpec
+) -> None:
+    loud = torch.linspace(-3, 3, 2 * 19_200).mul(9).sin().mul(2).view(1, 2, 19_200)
+    assert loud.abs().max() > 1.9
+    found = engine.encode(tiny_model, Audio(loud)).values
+    assert torch.equal(found, engine.encode(tiny_model, Audio(loud.clamp(-1, 1))).values)
+    assert not torch.equal(found, engine.encode(tiny_model, Audio(loud / 2)).values)
+
+
+def test_an_incomplete_code_is_filled_with_silence(engine: Engine, tiny_model: ModelSpec) -> None:
+    given = torch.linspace(-2, 2, 12 * 64).mul(7).sin().view(1, 12, 64)
+    quiet = engine._silence(tiny_model)[:3][None]
+    filled = torch.cat((given, quiet), dim=1)
+    assert quiet.any()
+    found = engine.tokenize(tiny_model, Latents(given))
+    assert found == engine.tokenize(tiny_model, Latents(filled))
+    loud = torch.cat((given, 9 * torch.ones_like(quiet)), dim=1)
+    assert found != engine.tokenize(tiny_model, Latents(loud))
+
+
+def test_another_timbre_is_another_song(engine: Engine, tiny_model: ModelSpec) -> None:
+    plan = engine.plan(tiny_model, SHORT)
+    first, second = (
+        Latents(torch.linspace(-2, 2, 6400).mul(n).sin().view(1, 100, 64)) for n in (3, 5)
+    )
+    songs = [
+        engine.render(tiny_model, plan, timbre=timbre).values
+        for timbre in (None, first, second, first, None)
+    ]
+    assert torch.equal(songs[1], songs[3])
+    assert torch.equal(songs[0], songs[4])
+    assert not torch.equal(songs[0], songs[1])
+    assert not torch.equal(songs[1], songs[2])
+
+
+def test_the_bar_of_a_render_counts_the_steps_of_all_songs(tiny_model: ModelSpec) -> None:
+    class Counting(LocalHost):
+        def __init__(self) -> None:
+            super().__init__(show=False)
+            self.totals: list[tuple[str, int]] = []
+            self.seen: list[int] = []
+            self.closed = 0
+
+        def progress(self, stage: str, total: int) -> Progress:
+            self.totals.append((stage, total))
+            host = self
+
+            class Bar:
+                def update(self, done: int) -> None:
+                    host.seen.append(done)
+                    if done == 5 and len(host.totals) == 2:
+                        raise KeyboardInterrupt
+
+                def close(self) -> None:
+                    host.closed += 1
+
+            return Bar()
+
+    host = Counting()
+    engine = Engine(host)
+    plan = engine.plan(tiny_model, SHORT)
+    engine.render(tiny_model, plan, None, DiTSampling(steps=3, batch=2))
+    assert host.totals == [("Render", 6)]
+    assert host.seen == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(KeyboardInterrupt):
+        engine.render(tiny_model, plan, None, DiTSampling(steps=3, batch=2))
+    assert host.seen == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5]
+    assert host.closed == 2
 
 
 def test_broken_latents_do_not_become_codes(engine: Engine, tiny_model: ModelSpec) -> None:

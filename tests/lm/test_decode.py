@@ -200,3 +200,24 @@ def test_the_loop_writes_what_a_plain_loop_writes(tiny, host, scale: float) -> N
                 row.append(SMALL.first_code + expected[-1])
     assert found[:60] == expected
     assert len(set(expected)) > 5
+
+
+@pytest.mark.parametrize("length", [254, 255, 256, 257, 511])
+def test_no_length_of_a_prompt_or_a_song_is_special(tiny, host, length: int) -> None:
+    """Oracle: one forward pass over prompt and song expects each code where it stands."""
+    lm, oracle = tiny
+    generator = torch.Generator().manual_seed(length)
+    prompt = torch.randint(10, 80, (length,), generator=generator).tolist()
+    other = prompt[: length // 2]
+    found = run(lm, host, (310, 310), (prompt, other), temperature=0.0, cfg_scale=1.5)
+    fed = [SMALL.first_code + code for code in found[:-1]]
+    with torch.no_grad():
+        c, u = (
+            oracle(torch.tensor([row + fed])).logits[0, len(row) - 1 :, SMALL.code_ids]
+            for row in (prompt, other)
+        )
+    mixed = u + 1.5 * (c - u)
+    best = mixed.max(-1).values
+    chosen = mixed.gather(-1, torch.tensor(found)[:, None]).squeeze(-1)
+    assert (best - chosen).max() < 1e-4  # a tie within rounding may fall either way
+    assert len(set(found)) > 2

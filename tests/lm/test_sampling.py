@@ -92,6 +92,35 @@ def test_filters_act_one_after_the_other() -> None:
     assert filtered(scores(), sampling).tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("temperature", "kept"), [(0.5, 4), (1.0, 4), (3.0, 4)])
+def test_filters_before_temperature_do_not_depend_on_it(temperature: float, kept: int) -> None:
+    """top-p 0.85 of P keeps four; what they weigh is then P to the power 1 / temperature."""
+    sampling = LMSampling(temperature=temperature, top_p=0.85, temperature_last=True)
+    warmed = [p ** (1 / temperature) for p in P[:kept]]
+    expected = [weight / sum(warmed) for weight in warmed] + [0] * (6 - kept)
+    assert filtered(scores(), sampling).tolist() == pytest.approx(expected)
+
+
+def test_filters_after_temperature_do() -> None:
+    def kept(temperature: float) -> int:
+        found = filtered(scores(), LMSampling(temperature=temperature, top_p=0.85))
+        return int((found > 0).sum())
+
+    assert (kept(0.5), kept(1.0), kept(3.0)) == (2, 4, 5)
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_without_top_p_and_min_p_the_order_does_not_matter(top_k: int) -> None:
+    after = LMSampling(temperature=0.7, top_p=1.0, top_k=top_k)
+    before = LMSampling(temperature=0.7, top_p=1.0, top_k=top_k, temperature_last=True)
+    torch.testing.assert_close(filtered(scores(), before), filtered(scores(), after))
+
+
+def test_min_p_before_temperature_compares_the_scores_as_they_are() -> None:
+    sampling = LMSampling(temperature=4.0, top_p=1.0, min_p=0.2, temperature_last=True)
+    assert (filtered(scores(), sampling) > 0).tolist() == [True] * 4 + [False] * 2
+
+
 def test_a_wide_top_k_is_off() -> None:
     wide = LMSampling(temperature=1.0, top_k=100, top_p=0.5)
     assert torch.equal(filtered(scores(), wide), filtered(scores(), LMSampling(1.0, top_p=0.5)))

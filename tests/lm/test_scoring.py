@@ -14,7 +14,7 @@ from transformers import Qwen3ForCausalLM
 from acestep_engine.backends.torch_eager import TorchLanguageModel
 from acestep_engine.config import Qwen3Config
 from acestep_engine.engine import Engine
-from acestep_engine.errors import InvalidRequest, NonFinite
+from acestep_engine.errors import InvalidRequest, NonFinite, OutOfMemory
 from acestep_engine.lm import scoring
 from acestep_engine.lm.tokenizer import QWEN3, Tokenizer
 from acestep_engine.models_torch.qwen3 import Qwen3Model
@@ -204,6 +204,13 @@ def test_the_memory_need_covers_what_is_opened(tiny, host) -> None:
     scoring.score(watched, CODES, PLAN, host)
     assert len(opened) == 6
     assert scoring.score_memory(lm, CODES, PLAN) >= max(opened)
+
+
+def test_too_little_memory_is_known_before_the_first_token(scripted, host_of) -> None:
+    lm = scripted(lambda row: torch.zeros(QWEN3.size))
+    with pytest.raises(OutOfMemory, match=r"Score 1/2: 5 x 47 tokens need 27 MiB .* 19 MiB are"):
+        scoring.score(lm, CODES, PLAN, host_of(free=20_000_000))
+    assert lm.forwards == 0
 
 
 def test_a_song_scores_the_same_alone_and_in_a_batch(engine: Engine, tiny_model: ModelSpec) -> None:
