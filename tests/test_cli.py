@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import acestep_engine.__main__ as cli
 from acestep_engine import audio
 from acestep_engine.__main__ import _write_json, main
-from acestep_engine.types import ModelSpec
+from acestep_engine.engine import Engine
+from acestep_engine.types import LMSampling, Metadata, ModelSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,6 +69,38 @@ def test_encode_and_decode_keep_the_length(tmp_path: Path, tiny_model: ModelSpec
     assert "latents (1, 50, 64)" in encoded.stdout, encoded.stderr
     assert run("decode", *model, tmp_path / "a.safetensors", tmp_path / "b.mp3").returncode == 0
     assert abs(audio.load(tmp_path / "b.mp3").seconds - 2) < 0.06
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    return cli._parser().parse_args(arguments)
+
+
+def test_every_option_of_the_language_model_arrives() -> None:
+    options = parsed(
+        *("song", "--cfg", "3", "--temperature", "0.5", "--top-k", "7", "--top-p", "0.8"),
+        *("--min-p", "0.1", "--repetition-penalty", "1.2", "--negative", "harsh", "--seed", "9"),
+        *("--temperature-last", "--prompt-layout", "legacy", "--instrumental"),
+    )
+    assert cli._lm_sampling(options) == LMSampling(0.5, 7, 0.8, 0.1, 1.2, 3.0, "harsh", 9, True)
+    assert cli._lm_sampling(parsed("song")) == LMSampling()
+    assert options.prompt_layout == "legacy"
+    assert cli._request(options).instrumental
+
+
+def test_plan_and_codes_have_a_temperature_each(
+    engine: Engine, tiny_model: ModelSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plans(*arguments: str) -> list[Metadata]:
+        common = ("plan", "--keep-caption", "--temperature", "1.5", *arguments)
+        seeds = (parsed(*common, "--seed", seed) for seed in ("1", "2", "3"))
+        return [cli._plan(engine, tiny_model, options).metadata for options in seeds]
+
+    cold, warm = plans("--plan-temperature", "0"), plans()
+    assert cold[0] == cold[1] == cold[2]
+    assert warm[0] != warm[1]
+    assert "seed 3" in capsys.readouterr().out
+    options = parsed("song", "--plan-temperature", "0")
+    assert cli._lm_sampling(options).temperature == LMSampling().temperature
 
 
 def test_plan_and_inspect_print_what_is_used(tmp_path: Path, tiny_model: ModelSpec) -> None:

@@ -187,6 +187,35 @@ def test_lyrics_stop_at_the_budget_and_the_metadata_is_complete(
     assert (tight.timesignature, tight.lyrics) == ("4", "")
 
 
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (LMSampling(temperature=0.0), " la la la la la la"),
+        (LMSampling(temperature=0.0, repetition_penalty=1.5), " la li lo"),
+        (LMSampling(temperature=5.0, top_p=1.0, min_p=1.0), " la la la la la la"),
+        (LMSampling(temperature=5.0, top_k=1), " la la la la la la"),
+        (LMSampling(temperature=5.0, top_p=0.5, temperature_last=True), " la la la la la la"),
+    ],
+)
+def test_the_limits_on_tokens_hold_in_lyrics(
+    scripted, host, tokenizer: Tokenizer, sampling: LMSampling, words: str
+) -> None:
+    """Of three words each is a little less likely than the one before, and all others are far."""
+    line = Author(tokenizer, "")
+    (la,), (li,), (lo,) = map(tokenizer.encode, (" la", " li", " lo"))
+
+    def score(row: list[int]) -> Tensor:
+        if len(line.wanted) - 1 > len(row) - row.index(QWEN3.think_open):
+            return line(row)
+        scores = torch.full((QWEN3.size,), -90.0)
+        scores[[la, li, lo]] = torch.tensor([20.0, 17.0, 15.0])
+        return scores
+
+    question = modes.write("x", False, None)
+    found = ask(scripted(score), host, question, AnswerOptions(60, sampling))
+    assert found.lyrics.startswith(words.strip())
+
+
 def test_the_memory_need_covers_what_is_opened(scripted, host, tokenizer: Tokenizer) -> None:
     lm, opened = scripted(Author(tokenizer, "la")), []
     question = modes.write("x", False, None)

@@ -89,6 +89,18 @@ def test_no_help_page_is_left_over() -> None:
     assert pages == set(OUTPUTS)
 
 
+def test_the_order_of_the_filters_is_a_widget_that_old_workflows_lack(
+    pack: Any, classes: dict[str, Any]
+) -> None:
+    widgets = pack("nodes.lm_widgets")
+    values = {entry.id: entry.default for entry in widgets.sampling_inputs()} | {"seed": 3}
+    assert not widgets.sampling_of(values).temperature_last
+    assert widgets.sampling_of({**values, "temperature_last": True}).temperature_last
+    for node in classes.values():
+        names = [entry.id for entry in node.define_schema().inputs]
+        assert ("temperature" in names) == (names[-1] == "temperature_last")
+
+
 def test_every_key_on_offer_is_known_to_the_models(pack: Any) -> None:
     keys = pack("nodes.song_widgets").KEYS
     assert len(keys) == 34
