@@ -24,6 +24,7 @@ from typing import Any, get_args
 import safetensors.torch
 
 from . import audio as sound
+from .bench import dit as dit_bench
 from .bench import lm as lm_bench
 from .bench import vae as vae_bench
 from .engine import Engine, get_engine
@@ -236,11 +237,13 @@ def run_download(options: argparse.Namespace) -> None:
 
 
 def run_bench(options: argparse.Namespace) -> None:
-    common = (options.turns, not options.no_peer)
+    precision, rest = options.precision, (options.turns, not options.no_peer)
     if options.what == "lm":
-        print(lm_bench.run(options.size, options.precision, tuple(options.context), *common))
+        print(lm_bench.run(options.size, precision, tuple(options.context), *rest))
+    elif options.what == "dit":
+        print(dit_bench.run(options.size, precision, options.seconds, options.steps, *rest))
     else:
-        print(vae_bench.run(options.seconds, options.precision, options.tile, *common))
+        print(vae_bench.run(options.seconds, precision, options.tile, *rest))
 
 
 def _save_latents(latents: Latents, path: Path) -> None:
@@ -326,14 +329,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.set_defaults(run=run_inspect)
 
     bench = commands.add_parser("bench", help="speed and memory against a peer, in one run")
-    bench.add_argument("what", choices=("lm", "vae"))
-    bench.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
-    bench.add_argument("--turns", type=int, default=9, help="timed rounds of each")
-    bench.add_argument("--no-peer", action="store_true", help="measure this engine alone")
-    bench.add_argument("--size", default="0.6B", choices=tuple(lm_bench.SIZES), help="lm: model")
-    bench.add_argument("--context", type=int, nargs="+", default=[500, 1000], help="lm: tokens")
-    bench.add_argument("--seconds", type=float, default=30.0, help="vae: length of the song")
-    bench.add_argument("--tile", type=int, default=0, help="vae: latent frames, 0: automatic")
+    _add_benchmarks(bench.add_subparsers(required=True, metavar="what", dest="what"))
     bench.set_defaults(run=run_bench)
 
     download = commands.add_parser(
@@ -343,6 +339,23 @@ def _parser() -> argparse.ArgumentParser:
     download.add_argument("--folder", default=str(MODELS))
     download.set_defaults(run=run_download)
     return parser
+
+
+def _add_benchmarks(kinds: Any) -> None:
+    lm = kinds.add_parser("lm", help="codes a second of the language model")
+    lm.add_argument("--size", default="0.6B", choices=tuple(lm_bench.SIZES))
+    lm.add_argument("--context", type=int, nargs="+", default=[500, 1000], help="tokens")
+    dit = kinds.add_parser("dit", help="a render by the diffusion transformer")
+    dit.add_argument("--size", default="2B", choices=tuple(dit_bench.SIZES))
+    dit.add_argument("--seconds", type=float, default=10.0, help="length of the song")
+    dit.add_argument("--steps", type=int, default=8, choices=range(1, 9), help="of the eight")
+    vae = kinds.add_parser("vae", help="the tiled decode")
+    vae.add_argument("--seconds", type=float, default=30.0, help="length of the song")
+    vae.add_argument("--tile", type=int, default=0, help="latent frames, 0: automatic")
+    for kind in (lm, dit, vae):
+        kind.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
+        kind.add_argument("--turns", type=int, default=9, help="timed rounds of each")
+        kind.add_argument("--no-peer", action="store_true", help="measure this engine alone")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

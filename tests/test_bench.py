@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from acestep_engine.bench import lm, vae
+from acestep_engine.__main__ import main
+from acestep_engine.bench import dit, lm, vae
 from acestep_engine.bench.measure import bandwidth, interleave, random_model, report
 from acestep_engine.config import VAEConfig
 from acestep_engine.models_torch.oobleck import Oobleck
@@ -45,6 +46,24 @@ def test_the_language_model_is_measured_against_its_peer() -> None:
     }
     numbers = [value for value in result.values() if not isinstance(value, str)]
     assert all(math.isfinite(number) and number > 0 for number in numbers)
+
+
+@pytest.mark.slow
+def test_the_diffusion_transformer_is_measured_against_its_peer() -> None:
+    result = json.loads(dit.run("tiny", "fp32", 1.0, 8, 2, peer=True).splitlines()[-1])
+    assert set(result) == {
+        *("seconds", "steps", "precision", "s_per_render", "peer", "peer_s_per_render", "ratio"),
+        *("peak_rss_mb", "peer_peak_rss_mb"),
+    }
+    numbers = [value for value in result.values() if not isinstance(value, str)]
+    assert all(math.isfinite(number) and number > 0 for number in numbers)
+
+
+def test_steps_can_be_left_out_and_the_peer_too(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "bench dit --size tiny --seconds 1 --steps 2 --turns 1 --precision fp32 --no-peer"
+    assert main(command.split()) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["steps"], result["peer_s_per_render"]) == (2, None)
 
 
 def test_the_bandwidth_is_that_of_a_computer() -> None:
