@@ -81,9 +81,9 @@ class DiTLayer(nn.Module):
         return torch.addcmul(x_BLD, gate_m, self.mlp(moved))
 
     def offer(self, condition_BLD: Tensor) -> KeysValues:
-        """What the cross-attention of this layer may look at."""
+        """What the cross-attention of this layer may look at, laid out as every step reads it."""
         k, v = self.cross_attn.keys_values(condition_BLD)
-        return k.transpose(1, 2), v.transpose(1, 2)
+        return k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
 
     def _look_at(self, cross: KeysValues, x_BLD: Tensor) -> Tensor:
         q_BHLK = self.cross_attn.queries(x_BLD).transpose(1, 2)

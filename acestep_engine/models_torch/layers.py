@@ -21,6 +21,8 @@ from ..models_spec import is_sliding, rope_frequencies
 
 Sizes = Qwen3Config | EncoderConfig | DiTConfig
 
+DENSE = 3  # windows in a length up to which masking all pairs costs less than cutting blocks
+
 
 class Rotary(NamedTuple):
     """Cosines and sines of the positions, (..., L, 1, K / 2), to broadcast over heads."""
@@ -98,12 +100,17 @@ def attend(
     A masked position still sees itself, so that its output stays finite; nobody reads it.
     """
     length = k_BGLK.shape[2]
-    if window is not None and length > window + 1:
+    if window is None or length <= window + 1:
+        window = length
+    elif length > DENSE * window:
         return _attend_in_blocks(q_BHLK, k_BGLK, v_BGLK, window, keep_BL)
     mask = None
-    if keep_BL is not None:
-        itself = torch.eye(length, dtype=torch.bool, device=keep_BL.device)
-        mask = keep_BL[:, None, None, :] | itself
+    if window < length or keep_BL is not None:
+        places = torch.arange(length, device=k_BGLK.device)
+        distance = (places[:, None] - places).abs()
+        mask = distance <= window
+        if keep_BL is not None:
+            mask = (mask & keep_BL[:, None, None, :]) | (distance == 0)
     return grouped_attention(q_BHLK, k_BGLK, v_BGLK, mask)
 
 
@@ -239,7 +246,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """`out_dtype`: precision of the down projection, that of `x` if not given."""
-        inner = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        inner = F.silu(self.gate_proj(x), inplace=True).mul_(self.up_proj(x))
         return self.down_proj(inner.to(out_dtype or x.dtype))
 
 

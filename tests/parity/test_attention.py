@@ -66,7 +66,7 @@ def test_the_window_reaches_exactly_its_width(length, heads, randn, gap) -> None
     assert gap(attend(q, k, v), by_hand(q, k, v, near | True)) <= 1e-5
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, 4, 9])
 def test_masked_keys_are_not_seen_and_nothing_turns_nan(window, randn, gap) -> None:
     q, k, v = randn(3, 4, 23, 8), randn(3, 2, 23, 8), randn(3, 2, 23, 8)
     places = torch.arange(23)

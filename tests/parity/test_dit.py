@@ -56,7 +56,7 @@ def oracle_of(module: DiT, to_diffusers):
 @torch.inference_mode()
 @pytest.mark.parametrize("config", [SAME, WIDE], ids=["2B-like", "XL-like"])
 @pytest.mark.parametrize(
-    ("frames", "window"), [(10, 128), (62, 5), (61, 5), (1, 5), (300, 128), (601, 128)]
+    ("frames", "window"), [(10, 128), (62, 5), (61, 5), (1, 5), (300, 128), (601, 128), (801, 128)]
 )
 def test_velocity_equals_diffusers(
     config, frames, window, build, to_diffusers, inputs, gap
