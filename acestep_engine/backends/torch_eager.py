@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 from ..models_spec import codebook_size
+from ..models_torch import cpu_conv
 from ..models_torch.dit import DiT, Prepared
 from ..models_torch.encoders import ConditionEncoder
 from ..models_torch.fsq import AudioDetokenizer, AudioTokenizer
@@ -98,6 +99,11 @@ class TorchVelocity(Backend[DiT]):
 
 
 class TorchCodec(Backend[Oobleck]):
+    def __init__(self, module: Oobleck, device: torch.device | str, dtype: torch.dtype) -> None:
+        super().__init__(module, device, dtype)
+        if self.device.type == "cpu":
+            cpu_conv.arrange(module)
+
     @work
     def encode(self, audio_BXS: Tensor) -> Tensor:
         return self.module.encode(self._in(audio_BXS)).float()

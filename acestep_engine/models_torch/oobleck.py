@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..config import VAEConfig
+from . import cpu_conv
+
+PIECE = 1 << 17  # values that the activation works on at once on a CPU
 
 
 class Snake(nn.Module):
@@ -24,13 +27,26 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
         self.beta = nn.Parameter(torch.empty(1, channels, 1))
 
-    def forward(self, x_BCS: Tensor) -> Tensor:
-        # Half precision has neither the range for 1 / b nor the digits for the phase.
-        dtype = torch.float32 if x_BCS.dtype is torch.float16 else x_BCS.dtype
-        speed = self.alpha.to(x_BCS.device, torch.float32).exp()
-        gain = 1 / (self.beta.to(x_BCS.device, torch.float32).exp() + 1e-9)
-        wave = (x_BCS.to(dtype) * speed.to(dtype)).sin_()
-        return wave.mul_(wave).mul_(gain.to(dtype)).add_(x_BCS).to(x_BCS.dtype)
+    def forward(self, x_BCS: Tensor, out_BCS: Tensor | None = None) -> Tensor:
+        """Into `out_BCS` where it is given; that may be `x_BCS` itself."""
+        cpu = x_BCS.device.type == "cpu"
+        # fp16 has neither the range for 1 / b nor the digits for the phase; on the CPU they cost
+        # nothing, since it works in pieces that stay in its cache.
+        wide = cpu or x_BCS.dtype is torch.float16
+        dtype = torch.promote_types(x_BCS.dtype, torch.float32) if wide else x_BCS.dtype
+        step = max(PIECE // x_BCS.shape[1], 1) if cpu else x_BCS.shape[2]
+        speed = self.alpha.to(x_BCS.device, torch.float32).exp().to(dtype)
+        gain = (1 / (self.beta.to(x_BCS.device, torch.float32).exp() + 1e-9)).to(dtype)
+        out_BCS = torch.empty_like(x_BCS) if out_BCS is None else out_BCS
+        for part, into in zip(x_BCS.split(step, 2), out_BCS.split(step, 2), strict=True):
+            part = part.to(dtype)
+            wave = (part * speed).sin_()
+            torch.add(wave.mul_(wave).mul_(gain), part, out=into)
+        return out_BCS
+
+
+def _convolve(conv: nn.Conv1d, x_BCS: Tensor) -> Tensor:
+    return cpu_conv.convolve(conv, x_BCS) if x_BCS.device.type == "cpu" else conv(x_BCS)
 
 
 class ResidualUnit(nn.Module):
@@ -44,7 +60,11 @@ class ResidualUnit(nn.Module):
         self.conv2 = ops.Conv1d(channels, channels, kernel_size=1)
 
     def forward(self, x_BCS: Tensor) -> Tensor:
-        return self.conv2(self.snake2(self.conv1(self.snake1(x_BCS)))).add_(x_BCS)
+        inner_BCS = _convolve(self.conv1, self.snake1(x_BCS))
+        inner_BCS = self.snake2(inner_BCS, inner_BCS)
+        if x_BCS.device.type == "cpu":
+            return cpu_conv.add_pointwise(self.conv2, inner_BCS, x_BCS)
+        return self.conv2(inner_BCS).add_(x_BCS)
 
 
 class EncoderBlock(nn.Module):
@@ -64,7 +84,7 @@ class EncoderBlock(nn.Module):
         x_BCS = self.res_unit1(x_BCS)  # one name, so that no state outlives its use
         x_BCS = self.res_unit2(x_BCS)
         x_BCS = self.res_unit3(x_BCS)
-        return self.conv1(self.snake1(x_BCS))
+        return _convolve(self.conv1, self.snake1(x_BCS, x_BCS))
 
 
 class DecoderBlock(nn.Module):
@@ -81,7 +101,11 @@ class DecoderBlock(nn.Module):
         self.res_unit3 = ResidualUnit(out_channels, 9, ops)
 
     def forward(self, x_BCS: Tensor) -> Tensor:
-        x_BCS = self.conv_t1(self.snake1(x_BCS))
+        x_BCS = self.snake1(x_BCS, x_BCS)
+        if x_BCS.device.type == "cpu":
+            x_BCS = cpu_conv.spread(self.conv_t1, x_BCS)
+        else:
+            x_BCS = self.conv_t1(x_BCS)
         x_BCS = self.res_unit1(x_BCS)  # one name, so that no state outlives its use
         x_BCS = self.res_unit2(x_BCS)
         return self.res_unit3(x_BCS)
@@ -106,10 +130,10 @@ class Encoder(nn.Module):
         self.conv2 = ops.Conv1d(widths[-1], posterior, kernel_size=3, padding=1)
 
     def forward(self, x_BCS: Tensor) -> Tensor:
-        x_BCS = self.conv1(x_BCS)
+        x_BCS = _convolve(self.conv1, x_BCS)
         for block in self.block:
             x_BCS = block(x_BCS)
-        return self.conv2(self.snake1(x_BCS))
+        return _convolve(self.conv2, self.snake1(x_BCS, x_BCS))
 
 
 class Decoder(nn.Module):
@@ -132,10 +156,10 @@ class Decoder(nn.Module):
         )
 
     def forward(self, x_BCS: Tensor) -> Tensor:
-        x_BCS = self.conv1(x_BCS)
+        x_BCS = _convolve(self.conv1, x_BCS)
         for block in self.block:
             x_BCS = block(x_BCS)
-        return self.conv2(self.snake1(x_BCS))
+        return _convolve(self.conv2, self.snake1(x_BCS, x_BCS))
 
 
 class Oobleck(nn.Module):
