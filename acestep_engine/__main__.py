@@ -24,13 +24,11 @@ from typing import Any, get_args
 import safetensors.torch
 
 from . import audio as sound
-from .bench import dit as dit_bench
-from .bench import lm as lm_bench
-from .bench import vae as vae_bench
+from .bench import commands as benchmarks
 from .engine import Engine, get_engine
 from .errors import AceStepError, InvalidRequest
 from .lm import metadata
-from .runtime import PrecisionWish, Wish
+from .runtime import DeviceWish, ModeWish, PrecisionWish, Wish
 from .types import (
     Audio,
     ComposeOptions,
@@ -236,16 +234,6 @@ def run_download(options: argparse.Namespace) -> None:
     print(f"All files of '{options.preset}' are in {folder}. Try: python -m acestep_engine song")
 
 
-def run_bench(options: argparse.Namespace) -> None:
-    precision, rest = options.precision, (options.turns, not options.no_peer)
-    if options.what == "lm":
-        print(lm_bench.run(options.size, precision, tuple(options.context), *rest))
-    elif options.what == "dit":
-        print(dit_bench.run(options.size, precision, options.seconds, options.steps, *rest))
-    else:
-        print(vae_bench.run(options.seconds, precision, options.tile, *rest))
-
-
 def _save_latents(latents: Latents, path: Path) -> None:
     with _whole(path) as temporary:
         safetensors.torch.save_file({"latents": latents.values.contiguous()}, temporary)
@@ -329,8 +317,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.set_defaults(run=run_inspect)
 
     bench = commands.add_parser("bench", help="speed and memory against a peer, in one run")
-    _add_benchmarks(bench.add_subparsers(required=True, metavar="what", dest="what"))
-    bench.set_defaults(run=run_bench)
+    benchmarks.add_to(bench.add_subparsers(required=True, metavar="what"))
+    bench.set_defaults(run=lambda options: print(options.measure(options)))
 
     download = commands.add_parser(
         "download", help="fetch the official files; continues if cut off"
@@ -341,23 +329,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_benchmarks(kinds: Any) -> None:
-    lm = kinds.add_parser("lm", help="codes a second of the language model")
-    lm.add_argument("--size", default="0.6B", choices=tuple(lm_bench.SIZES))
-    lm.add_argument("--context", type=int, nargs="+", default=[500, 1000], help="tokens")
-    dit = kinds.add_parser("dit", help="a render by the diffusion transformer")
-    dit.add_argument("--size", default="2B", choices=tuple(dit_bench.SIZES))
-    dit.add_argument("--seconds", type=float, default=10.0, help="length of the song")
-    dit.add_argument("--steps", type=int, default=8, choices=range(1, 9), help="of the eight")
-    vae = kinds.add_parser("vae", help="the tiled decode")
-    vae.add_argument("--seconds", type=float, default=30.0, help="length of the song")
-    vae.add_argument("--tile", type=int, default=0, help="latent frames, 0: automatic")
-    for kind in (lm, dit, vae):
-        kind.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
-        kind.add_argument("--turns", type=int, default=9, help="timed rounds of each")
-        kind.add_argument("--no-peer", action="store_true", help="measure this engine alone")
-
-
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
@@ -366,9 +337,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         f"auto: {MODELS}, or a tiny random model",
     )
     parser.add_argument("--family", default="auto", choices=("auto", "turbo", "sft", "base"))
-    parser.add_argument("--device", default="auto", choices=("auto", "cuda", "mps", "xpu", "cpu"))
+    parser.add_argument("--device", default="auto", choices=get_args(DeviceWish))
     parser.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
-    parser.add_argument("--mode", default="auto", choices=("auto", "eager", "graph"))
+    parser.add_argument("--mode", default="auto", choices=get_args(ModeWish))
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:

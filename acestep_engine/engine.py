@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from . import audio as sound
 from .backends.base import LanguageModel
-from .dit import conditions, sample, silence, text
+from .dit import conditions, extent, sample, silence, text
 from .dit.noise import draw
 from .errors import InvalidRequest
 from .host import Host, LocalHost
@@ -163,9 +163,9 @@ class Engine:
         with self._lock:
             family, _ = family_of(model)
             settings = sample.resolve(sampling, family)
-            songs = range(_songs(codes, sampling))
+            songs = range(extent.songs_of(codes, sampling))
             seeds = [(sampling.seed + item) % (MAX_SEED + 1) for item in songs]
-            frames = _frames(plan, codes)
+            frames = extent.frames_of(plan, codes)
             given = self._conditions(model, plan, codes, timbre)
             memory = TOKEN_MEMORY[self.store.runtime(model).precision] * given[0].frames // 2
             velocity = self.store.backend(model, "dit", memory)
@@ -348,33 +348,6 @@ class Engine:
         finally:
             if bar:
                 bar.close()
-
-
-def _songs(codes: Codes | None, sampling: DiTSampling) -> int:
-    """Codes of one song may be rendered with many seeds; codes of several decide the number."""
-    if codes is not None and not codes.items:
-        raise InvalidRequest("There are no audio codes to render. Connect those of a song.")
-    if codes is None or len(codes.items) == 1:
-        return sampling.batch
-    if sampling.batch not in (1, len(codes.items)):
-        raise InvalidRequest(
-            f"There are codes for {len(codes.items)} songs, but a batch of {sampling.batch} was "
-            "asked for. Set the batch to 1 to render each of them once."
-        )
-    return len(codes.items)
-
-
-def _frames(plan: Plan, codes: Codes | None) -> int:
-    """Frames to keep of each song: the exact request, or all that codes of another length hold."""
-    lengths = sorted({len(item) for item in codes.items}) if codes else []
-    if len(lengths) > 1:
-        raise InvalidRequest(
-            f"The songs of this batch have different numbers of codes ({lengths}), which cannot "
-            "share one latent. Render them one after the other."
-        )
-    if lengths and lengths[0] != planner.codes_for(plan.whole_seconds):
-        return lengths[0] * FRAMES_PER_CODE
-    return frames_of(plan.duration)
 
 
 def _record(

@@ -2,7 +2,7 @@
 
 It knows files and classes, but neither loops nor stages. A component is loaded when first asked
 for, placed by the host at each use, and loaded again if it was released meanwhile. Where a file
-changed, or its model is wanted in another precision, the new component takes the place of the old.
+changed, or its model is wanted in another form, the new component takes the place of the old.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Store:
         return component
 
     def _make_way(self, spec: ModelSpec, key: Key) -> None:
-        """Drop what `key` replaces: the part as its files were before, or in another precision.
+        """Drop what `key` replaces: the part as its files were before, or in another form.
 
-        Another precision stays where a model in use needs it. A model of the same files as `spec`
+        Another form stays where a model in use needs it. A model of the same files as `spec`
         does not count: it is `spec` under an earlier wish.
         """
         others = [other for other in self._runtimes if _paths(other) != _paths(spec)]
@@ -115,7 +115,7 @@ class Store:
                 self._drop(component)
 
     def _uses(self, spec: ModelSpec, component: Component) -> bool:
-        """Whether `spec` means `component`, by its path for that part and by its precision."""
+        """Whether `spec` means `component`, by its path for that part and by its form."""
         path = _path(spec, component.name)
         if not path or not any(_inside(name, path) for name in _names(component.key)):
             return False
@@ -153,7 +153,7 @@ def _key(role: Role, source: Source, runtime: Runtime) -> Key:
 
 
 def _form(runtime: Runtime) -> str:
-    """In what form weights are kept: forms do not serve each other."""
+    """How weights are kept: forms do not serve each other."""
     return f"{runtime.device} {runtime.precision} {runtime.bits}"
 
 

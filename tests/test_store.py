@@ -46,16 +46,16 @@ def test_another_precision_takes_the_place_of_the_first(
     for precision in ("fp32", "bf16", "fp32"):
         store.backend(at(tiny_model, precision), "vae")
         assert len(store.loaded()) == 1
-    assert precisions(store) == ["torch.float32"]
+    assert precisions(store) == ["cpu fp32 0"]
 
 
 def test_a_precision_that_another_model_uses_stays(store: Store, tiny_model: ModelSpec) -> None:
     other = replace(at(tiny_model, "fp32"), lm="")
     store.backend(other, "vae")
     store.backend(at(tiny_model, "bf16"), "vae")
-    assert precisions(store) == ["torch.float32", "torch.bfloat16"]
+    assert precisions(store) == ["cpu fp32 0", "cpu bf16 0"]
     store.release(other, keep=(at(tiny_model, "bf16"),))
-    assert precisions(store) == ["torch.bfloat16"]
+    assert precisions(store) == ["cpu bf16 0"]
 
 
 def test_release_drops_the_precision_that_no_kept_model_uses(
