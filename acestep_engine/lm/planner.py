@@ -162,24 +162,34 @@ def _keeps_its_bits(lm: LanguageModel, group: list[Song], host: Host) -> bool:
     """
     if all(song.prompts == group[0].prompts for song in group):
         return True
-    together_BLD = _rehearsal(lm, group, host)
+    steps = min(REHEARSED, *(song.count for song in group))
+    together_BLD = _rehearsal(lm, group, steps, host)
     return all(
-        torch.equal(together_BLD[item :: len(group)], _rehearsal(lm, [song], host))
+        torch.equal(together_BLD[item :: len(group)], _rehearsal(lm, [song], steps, host))
         for item, song in enumerate(group)
     )
 
 
 @torch.inference_mode()
-def _rehearsal(lm: LanguageModel, group: list[Song], host: Host) -> Tensor:
-    """States (B, L, D) of every row behind its prompt and behind some codes."""
-    rows = _rows(group)
-    capacity = max(map(len, rows)) + REHEARSED
-    ids_L = torch.arange(REHEARSED, device=torch.device(lm.device)) * 7_919 + QWEN3.first_code
-    with Room("Codes", lm, len(rows), capacity, "Compose fewer songs at once.").taken(host):
+def _rehearsal(lm: LanguageModel, group: list[Song], steps: int, host: Host) -> Tensor:
+    """States (B, L, D) of every row behind its prompt and behind each of `steps` codes."""
+    rows, size, device = _rows(group), _size(group), torch.device(lm.device)
+    with Room("Codes", lm, *size, "Compose fewer songs at once.").taken(host):
         host.check_interrupt()
-        session = lm.open(len(rows), capacity)
+        session = lm.open(*size)
         states = [session.feed(rows)]
-        states += [session.feed(id_1.expand(len(rows), 1)) for id_1 in ids_L.split(1)]
+        kept_BD = torch.empty_like(states[0])
+
+        def keep(hidden_BD: Tensor, uniform_N1: Tensor) -> Tensor:
+            kept_BD.copy_(hidden_BD)
+            return uniform_N1[:, 0].long()
+
+        step = session.record(keep)
+        zero_N1 = torch.zeros(len(group), 1, device=device)
+        ids_L = torch.arange(steps, device=device) * 7_919 + QWEN3.first_code
+        for id_1 in ids_L.split(1):
+            step(id_1.expand(len(rows), 1), zero_N1)
+            states.append(kept_BD.clone())
         return torch.stack(states, dim=1)
 
 

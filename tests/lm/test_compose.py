@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from acestep_engine.backends.torch_eager import TorchLanguageModel
+from acestep_engine.backends.torch_graph import GraphLanguageModel
+from acestep_engine.backends.torch_lm import TorchLanguageModel
 from acestep_engine.config import Qwen3Config
 from acestep_engine.errors import InvalidRequest
 from acestep_engine.lm import planner
@@ -70,12 +71,13 @@ def alone(lm: Any, plans: Sequence[Plan], sampling: LMSampling, host: Any) -> li
     ]
 
 
+@pytest.mark.parametrize("backend", [TorchLanguageModel, GraphLanguageModel])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_songs_of_several_plans_are_those_of_each_plan_alone(
-    host, dtype: torch.dtype, scale: float
+    host, backend: type[TorchLanguageModel], dtype: torch.dtype, scale: float
 ) -> None:
-    lm = model(64, dtype)
+    lm = backend(model(64, dtype).module, "cpu", dtype)
     sampling = replace(WILD, cfg_scale=scale)
     codes = planner.compose(lm, PLANS, ComposeOptions(sampling=sampling), host)
     assert codes.seeds == (5, 6, 7)
