@@ -49,9 +49,9 @@ class Room:
             )
         try:
             yield
-        except RuntimeError as error:
-            text = str(error)
-            if not isinstance(error, torch.OutOfMemoryError) and not any(s in text for s in SIGNS):
+        except (RuntimeError, OutOfMemory) as error:  # a backend may have named it, without numbers
+            text, known = str(error), isinstance(error, (torch.OutOfMemoryError, OutOfMemory))
+            if not known and not any(sign in text for sign in SIGNS):
                 raise
             raise OutOfMemory(
                 f"{self.stage}: memory ran out on {self.lm.device}. {self._size(need)} beside the "
