@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 ROWS = 2  # a song with CFG; oneDNN arranges the weights for about so many
 REACH = 32_639.0  # 127 * 257: the largest value in two balanced digits of base 256
 CENTRE = 32_896.5  # 128 * 257 makes both digits unsigned; the half rounds to the nearest
-LEAST = 1e-30  # in place of the largest input of a row of zeros
+LEAST = 1e-30  # added to the step of a row, which may be all zeros
 SLICE = 8_192  # outputs quantised at once, to bound the copy in between
 
 
@@ -52,22 +52,24 @@ class Int8Linear(nn.Module):
         self.nbytes = codes_OI.nbytes + self.scale_O.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        x_MI = x.flatten(0, -2).float()
-        reach_M1 = torch.linalg.vector_norm(x_MI, torch.inf, -1, keepdim=True).clamp_(min=LEAST)
-        shifted = torch.addcmul(_centre(), x_MI, REACH / reach_M1).to(torch.int32)
-        octets = shifted.view(torch.uint8).unflatten(-1, (-1, 4))
-        digits_MI = octets[..., :2].permute(2, 0, 1).reshape(2 * len(x_MI), -1)  # low, then high
-        low_MO, high_MO = torch.ops.onednn.qlinear_pointwise(
-            digits_MI, 1.0, 0, self.packed, self.scale_O, self.zero_O, self.bias_O,
-            1.0, 0, torch.float32, "none", [], "",
-        ).chunk(2)  # fmt: skip
-        out_MO = torch.add(low_MO, high_MO, alpha=256).mul_(reach_M1 / REACH)
-        return out_MO.to(x.dtype).unflatten(0, x.shape[:-1])
+        x_MI = x.reshape(-1, x.shape[-1]).float()
+        rows, inputs = x_MI.shape
+        centre, least = _constants()
+        step_M1 = torch.add(least, x_MI.abs().amax(-1, keepdim=True), alpha=1 / REACH)
+        octets = torch.addcdiv(centre, x_MI, step_M1).to(torch.int32).view(torch.uint8)
+        digits = octets.as_strided((2, rows, inputs), (1, 4 * inputs, 4))  # low, then high
+        product = torch.ops.onednn.qlinear_pointwise(
+            digits.reshape(2 * rows, inputs), 1.0, 0, self.packed, self.scale_O, self.zero_O,
+            self.bias_O, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        low_MO, high_MO = product.view(2, rows, -1).unbind()
+        out_MO = torch.add(low_MO, high_MO, alpha=256).mul_(step_M1)
+        return out_MO.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 @functools.cache
-def _centre() -> Tensor:
-    return torch.tensor(CENTRE)
+def _constants() -> tuple[Tensor, Tensor]:
+    return torch.tensor(CENTRE), torch.tensor(LEAST)
 
 
 def quantise(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
