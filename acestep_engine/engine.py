@@ -248,6 +248,7 @@ class Engine:
             "family_reason": reason,
             "device": runtime.device,
             "precision": runtime.precision,
+            "bits": runtime.bits,
             "mode": runtime.mode,
             "tile": runtime.tile,
             "reasons": list(runtime.reasons),

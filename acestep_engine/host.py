@@ -33,7 +33,8 @@ class Resident(Protocol):
         """For messages, such as "lm"."""
         ...
 
-    module: torch.nn.Module
+    module: Any
+    """A module of torch, which a host moves; or of another framework, which stays in place."""
     nbytes: int
 
 
@@ -129,6 +130,8 @@ class LocalHost:
     def place(
         self, component: Resident, device: torch.device, memory_required: int
     ) -> torch.device:
+        if not isinstance(component.module, torch.nn.Module):
+            return device
         if component in self._placed:
             self._placed.remove(component)
         self._placed.append(component)

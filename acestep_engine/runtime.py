@@ -15,13 +15,14 @@ from .errors import UnsupportedRuntime
 
 logger = logging.getLogger(__name__)
 
-DeviceWish = Literal["auto", "cuda", "mps", "xpu", "cpu"]
+DeviceWish = Literal["auto", "cuda", "mlx", "mps", "xpu", "cpu"]
+DeviceKind = Literal["cuda", "mlx", "mps", "xpu", "cpu"]
 Precision = Literal["fp32", "bf16", "fp16"]
 PrecisionWish = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 ModeWish = Literal["auto", "eager", "graph"]
 Mode = Literal["eager", "graph"]
 
-PACKED: dict[str, tuple[int, ...]] = {}
+PACKED: dict[str, tuple[int, ...]] = {"mlx": (8, 4)}
 """Bits that large weights can be packed to on each kind of device, where its kernels gain by it."""
 
 VARIABLE = "ACESTEP_DEVICE"  # of the environment
@@ -33,7 +34,7 @@ GIB = 1 << 30
 class DeviceInfo:
     """What `choose` may know of a machine."""
 
-    kind: Literal["cuda", "mps", "xpu", "cpu"] = "cpu"
+    kind: DeviceKind = "cpu"
     name: str = ""
     bf16: bool = False  # native bf16 arithmetic
     rocm: bool = False
@@ -43,6 +44,7 @@ class DeviceInfo:
     available: tuple[str, ...] = ("cpu",)  # device kinds that may be asked for
     bf16_on: tuple[str, ...] = ()  # those of them with native bf16 arithmetic
     usual: str = ""  # what the wish "auto" means here, where the environment says so
+    mlx_trouble: str | None = None  # why MLX cannot be imported, where it cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ def _choose_device(info: DeviceInfo, wish: Wish, reasons: list[str]) -> DeviceIn
         return info
     usual = wish.device == "auto"
     device, by = (info.usual, f" by {VARIABLE}") if usual else (wish.device, "")
+    if device == "mlx" and info.mlx_trouble:
+        raise UnsupportedRuntime(
+            f"MLX was asked for{by}, but cannot be imported here ({info.mlx_trouble}). On Apple "
+            "silicon or Linux: pip install 'acestep-engine[mlx]'. Else choose device 'auto'."
+        )
     if device not in info.available:
         raise UnsupportedRuntime(
             f"The device '{device}' was asked for{by}, but this machine offers only "
@@ -158,6 +165,9 @@ def _graph_blocker(info: DeviceInfo) -> str | None:
 
 
 def _choose_tile(info: DeviceInfo, reasons: list[str]) -> int:
+    if info.kind == "mlx":
+        reasons.append("VAE tile 512 frames: on mlx always; one that does not fit is halved")
+        return 512
     free = info.free_memory / GIB
     roomy = info.kind not in ("mps", "cpu") and free >= 8
     tile = 512 if roomy else 128 if info.kind == "cuda" and free < 3 else 256
@@ -175,6 +185,8 @@ def probe() -> DeviceInfo:
 
     import torch
 
+    from .backends import mlx_device
+
     available = ["cpu"]
     if torch.cuda.is_available():
         available.insert(0, "cuda")
@@ -182,6 +194,9 @@ def probe() -> DeviceInfo:
         available.insert(0, "mps")
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         available.insert(0, "xpu")
+    trouble = mlx_device.trouble()
+    if not trouble:  # without Metal it is slow, and only taken where it is asked for
+        available.insert(0 if mlx_device.metal() else len(available), "mlx")
     kind, usual = available[0], os.environ.get(VARIABLE, "").removeprefix("auto")
     native = tuple(device for device in available if _has_bf16(device))
     if kind == "cuda":
@@ -198,6 +213,7 @@ def probe() -> DeviceInfo:
             available=tuple(available),
             bf16_on=native,
             usual=usual,
+            mlx_trouble=trouble,
         )
     free, total = host_memory()
     return DeviceInfo(
@@ -209,14 +225,19 @@ def probe() -> DeviceInfo:
         available=tuple(available),
         bf16_on=native,
         usual=usual,
+        mlx_trouble=trouble,
     )
 
 
 def _has_bf16(device: str) -> bool:
     import torch
 
+    from .backends import mlx_device
+
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device == "mlx":
+        return mlx_device.metal()
     return device in ("mps", "xpu") or cpu_has_bf16()
 
 

@@ -13,10 +13,11 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from .backends import mlx_device
 from .backends.torch_eager import BUILDERS
 from .backends.torch_graph import GraphLanguageModel
 from .errors import UnsupportedRuntime
@@ -25,7 +26,7 @@ from .runtime import Runtime, choose
 from .types import ModelSpec
 from .weights.files import Stamp, stamp
 from .weights.layouts import Role, Source, locate
-from .weights.load import fill, read
+from .weights.load import Tensors, fill, read
 from .weights.parts import PARTS
 from .weights.shapes import config_of
 
@@ -43,7 +44,7 @@ class Component:
 
     name: Role
     key: Key
-    module: torch.nn.Module
+    module: Any  # of torch, or of MLX
     nbytes: int
 
 
@@ -68,18 +69,24 @@ class Store:
         """The part `role` of `spec`, placed and ready to run (a Protocol of `backends.base`)."""
         runtime = self.runtime(spec)
         component = self._component(spec, role, runtime)
-        device = self.host.place(component, torch.device(runtime.device), memory_required)
-        recorded = role == "lm" and runtime.mode == "graph"
-        backend_class: type = GraphLanguageModel if recorded else BUILDERS[role][1]
+        outside = "cpu" if runtime.device == "mlx" else runtime.device  # of tensors between parts
+        device = self.host.place(component, torch.device(outside), memory_required)
+        backend_class = _backend_class(role, runtime)
         return backend_class(component.module, device, DTYPES[runtime.precision])
 
     def release(self, spec: ModelSpec, keep: tuple[ModelSpec, ...] = ()) -> None:
         """Drop the components of `spec` that no spec in `keep` uses."""
-        for component in self.loaded():
-            kept = any(self._uses(other, component) for other in keep)
-            if self._uses(spec, component) and not kept:
-                self._drop(component)
-        self._runtimes.pop(spec, None)
+        gone = [
+            component
+            for component in self.loaded()
+            if self._uses(spec, component)
+            and not any(self._uses(other, component) for other in keep)
+        ]
+        while gone:
+            self._drop(gone.pop())
+        runtime = self._runtimes.pop(spec, None)
+        if runtime and runtime.device == "mlx":
+            mlx_device.clear_cache()
 
     def key(self, spec: ModelSpec, role: Role) -> Key:
         """What `role` of `spec` is made of: another value means other weights."""
@@ -94,9 +101,7 @@ class Store:
         component = self._components.get(key)
         if component is None:
             self._make_way(spec, key)
-            module = self._load(role, source, runtime)
-            nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
-            nbytes += sum(getattr(part, "nbytes", 0) for part in module.modules())  # packed ones
+            module, nbytes = self._load(role, source, runtime)
             component = self._components[key] = Component(role, key, module, nbytes)
         return component
 
@@ -128,10 +133,25 @@ class Store:
         self.host.release(component)
         del self._components[component.key]
 
-    def _load(self, role: Role, source: Source, runtime: Runtime) -> torch.nn.Module:
-        start, dtype = time.perf_counter(), DTYPES[runtime.precision]
+    def _load(self, role: Role, source: Source, runtime: Runtime) -> tuple[Any, int]:
+        start = time.perf_counter()
         tensors = read(source)
         config = config_of(role, tensors.shapes, source.config)
+        if runtime.device == "mlx":
+            module, nbytes = self._load_mlx(role, config, tensors, runtime)
+        else:
+            module = self._load_torch(role, config, tensors, runtime)
+            nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
+            nbytes += sum(getattr(part, "nbytes", 0) for part in module.modules())  # packed ones
+        logger.info(
+            "ACE-Step: loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start
+        )
+        return module, nbytes
+
+    def _load_torch(
+        self, role: Role, config: Any, tensors: Tensors, runtime: Runtime
+    ) -> torch.nn.Module:
+        dtype = DTYPES[runtime.precision]
         model_class, backend_class = BUILDERS[role]
         with torch.device("meta"):
             plain = model_class(config)  # layers of a host may have no weights before the loading
@@ -140,11 +160,26 @@ class Store:
         fill(module, tensors, dtype, expected, self.host.check_interrupt)
         backend_class.finish(module, dtype)
         backend_class.pack(module, runtime)
-        module.eval().requires_grad_(False)
-        logger.info(
-            "ACE-Step: loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start
-        )
-        return module
+        return module.eval().requires_grad_(False)
+
+    def _load_mlx(
+        self, role: Role, config: Any, tensors: Tensors, runtime: Runtime
+    ) -> tuple[Any, int]:
+        from .backends import mlx_load  # needs an optional package
+
+        self.host.check_interrupt()
+        bits = cast(mlx_load.Bits, runtime.bits) if runtime.bits else None
+        module = mlx_load.build(role, config, tensors, DTYPES[runtime.precision], bits)
+        return module, mlx_load.nbytes(module)
+
+
+def _backend_class(role: Role, runtime: Runtime) -> type:
+    if runtime.device == "mlx":
+        from .backends import mlx
+
+        return mlx.BUILDERS[role][1]
+    recorded = role == "lm" and runtime.mode == "graph"
+    return GraphLanguageModel if recorded else BUILDERS[role][1]
 
 
 def _key(role: Role, source: Source, runtime: Runtime) -> Key:

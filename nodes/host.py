@@ -20,6 +20,7 @@ import comfy.utils
 import folder_paths
 import torch
 
+from ..acestep_engine.backends import mlx_device
 from ..acestep_engine.engine import Engine, get_engine
 from ..acestep_engine.errors import AceStepError, OutOfMemory
 from ..acestep_engine.host import Progress, Resident
@@ -82,17 +83,23 @@ class ComfyHost:
                 "ACE-Step: no support for the device '%s' yet; running on the CPU.", device
             )
             device = torch.device("cpu")
+        trouble, metal = mlx_device.trouble(), mlx_device.metal()
+        on_cpu = device.type == "cpu"
+        bf16 = cpu_has_bf16() if on_cpu else bool(management.should_use_bf16(device))
+        bf16_on = ("mlx",) * metal + (device.type,) * bf16
+        kind = "mlx" if device.type == "mps" and metal else device.type
+        offers = (kind, device.type, "cpu") if trouble else (kind, device.type, "cpu", "mlx")
         return DeviceInfo(
-            kind=device.type,  # pyright: ignore[reportArgumentType]
-            name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            bf16=cpu_has_bf16()
-            if device.type == "cpu"
-            else bool(management.should_use_bf16(device)),
+            kind=kind,  # pyright: ignore[reportArgumentType]
+            name=torch.cuda.get_device_name(device) if device.type == "cuda" else kind,
+            bf16=kind in bf16_on,
             rocm=device.type == "cuda" and torch.version.hip is not None,
             flash_attn=importlib.util.find_spec("flash_attn") is not None,
             total_memory=int(management.get_total_memory(device)),
             free_memory=int(management.get_free_memory(device)),
-            available=("cpu",) if device.type == "cpu" else (device.type, "cpu"),
+            available=tuple(dict.fromkeys(offers)),
+            bf16_on=bf16_on,
+            mlx_trouble=trouble,
         )
 
     def free_memory(self, device: torch.device) -> int:
@@ -111,6 +118,8 @@ class ComfyHost:
     def place(
         self, component: Resident, device: torch.device, memory_required: int
     ) -> torch.device:
+        if not isinstance(component.module, torch.nn.Module):
+            return device  # one of MLX: no patcher can move it, its memory is that of everything
         device = _resolve(device)
         _, patcher = self._patchers.get(id(component), (None, None))
         if patcher is None or patcher.load_device != device:

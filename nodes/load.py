@@ -78,10 +78,14 @@ def _wish_inputs() -> list[Any]:
             choices.FAMILIES,
             "Kind of checkpoint: it decides steps and guidance. auto: from the file or its name.",
         ),
-        "device": (get_args(DeviceWish), "Where it runs. auto: where ComfyUI runs."),
+        "device": (
+            get_args(DeviceWish),
+            "Where it runs. auto: where ComfyUI runs, on a Mac with MLX if that is installed.",
+        ),
         "precision": (
             get_args(PrecisionWish),
-            "Number format of the computation. auto: bf16 where the device has it, else fp32.",
+            "Number format of the computation. auto: bf16 where the device has it, else fp32. int8 "
+            "and int4 pack the weights of dit and lm, with MLX only.",
         ),
         "mode": (
             get_args(ModeWish),

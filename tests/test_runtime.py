@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from acestep_engine.backends import mlx_device
 from acestep_engine.errors import UnsupportedRuntime
 from acestep_engine.runtime import GIB, DeviceInfo, Wish, choose, probe
 
@@ -30,6 +31,15 @@ JETSON = cuda(name="Orin (nvgpu)", total_memory=30 * GIB, free_memory=20 * GIB)
 MPS = DeviceInfo(
     kind="mps", name="Apple M3", bf16=True, total_memory=36 * GIB, available=("mps", "cpu")
 )
+METAL = DeviceInfo(
+    kind="mlx",
+    name="mlx",
+    bf16=True,
+    total_memory=36 * GIB,
+    free_memory=18 * GIB,
+    available=("mlx", "mps", "cpu"),
+    bf16_on=("mlx", "mps"),
+)
 CPU = DeviceInfo(kind="cpu", total_memory=16 * GIB, free_memory=8 * GIB)
 
 
@@ -42,6 +52,8 @@ CPU = DeviceInfo(kind="cpu", total_memory=16 * GIB, free_memory=8 * GIB)
         (JETSON, "cuda", "bf16", 512),
         (cuda(rocm=True, name="AMD Radeon"), "cuda", "bf16", 512),
         (MPS, "mps", "bf16", 256),
+        (METAL, "mlx", "bf16", 512),
+        (replace(METAL, free_memory=0), "mlx", "bf16", 512),
         (CPU, "cpu", "fp32", 256),
         (replace(CPU, bf16=True), "cpu", "bf16", 256),
     ],
@@ -52,7 +64,7 @@ def test_automatic_choice(info: DeviceInfo, device: str, precision: str, tile: i
     assert runtime.mode == "eager"
 
 
-@pytest.mark.parametrize("info", [CUDA, SMALL, MPS, CPU])
+@pytest.mark.parametrize("info", [CUDA, SMALL, MPS, METAL, CPU])
 def test_fp16_is_never_chosen_by_itself(info: DeviceInfo) -> None:
     assert choose(info).precision != "fp16"
 
@@ -66,6 +78,7 @@ def test_fp16_is_never_chosen_by_itself(info: DeviceInfo) -> None:
         (cuda(rocm=True), "ROCm"),
         (cuda(flash_attn=False), "flash-attn"),
         (MPS, "CUDA only"),
+        (METAL, "CUDA only"),
         (CPU, "CUDA only"),
     ],
 )
@@ -123,3 +136,63 @@ def test_an_explicit_device_keeps_its_own_precision() -> None:
     runtime = choose(info, Wish(device="cuda"))
     assert (runtime.device, runtime.precision) == ("cuda", "bf16")
     assert choose(replace(info, bf16_on=("cuda", "cpu"))).precision == "bf16"
+
+
+BESIDE = replace(CUDA, available=("cuda", "cpu", "mlx"))  # MLX computes on the CPU there
+
+
+@pytest.mark.parametrize(
+    ("info", "wish", "device", "precision", "bits"),
+    [
+        (BESIDE, Wish(), "cuda", "bf16", 0),
+        (BESIDE, Wish(device="mlx"), "mlx", "fp32", 0),
+        (BESIDE, Wish(device="mlx", precision="bf16"), "mlx", "bf16", 0),
+        (BESIDE, Wish(device="mlx", precision="int8"), "mlx", "fp32", 8),
+        (replace(CPU, bf16=True, available=("cpu", "mlx")), Wish(device="mlx"), "mlx", "fp32", 0),
+        (METAL, Wish(device="mlx", precision="int4"), "mlx", "bf16", 4),
+        (METAL, Wish(precision="int8"), "mlx", "bf16", 8),
+        (METAL, Wish(device="mps"), "mps", "bf16", 0),
+        (METAL, Wish(device="cpu"), "cpu", "fp32", 0),
+        (replace(METAL, kind="mps"), Wish(device="mlx"), "mlx", "bf16", 0),
+    ],
+)
+def test_mlx_computes_in_bf16_on_metal_only_and_packs_weights_on_both(
+    info: DeviceInfo, wish: Wish, device: str, precision: str, bits: int
+) -> None:
+    runtime = choose(info, wish)
+    assert (runtime.device, runtime.precision, runtime.bits) == (device, precision, bits)
+
+
+def test_without_mlx_the_wish_for_it_says_what_the_import_said_and_how_to_get_it() -> None:
+    info = replace(CPU, mlx_trouble="libmlx.so: cannot open shared object file")
+    with pytest.raises(UnsupportedRuntime, match=r"libmlx\.so.*pip install 'acestep-engine\[mlx"):
+        choose(info, Wish(device="mlx"))
+
+
+def test_a_machine_without_metal_offers_mlx_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_device, "trouble", lambda: None)
+    monkeypatch.setattr(mlx_device, "metal", lambda: False)
+    info = probe()
+    assert info.kind != "mlx"
+    assert info.available[-1] == "mlx"
+    assert ("mlx" in info.bf16_on, info.mlx_trouble) == (False, None)
+
+
+def test_with_metal_mlx_comes_before_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_device, "trouble", lambda: None)
+    monkeypatch.setattr(mlx_device, "metal", lambda: True)
+    info = probe()
+    assert (info.kind, info.available[0], info.bf16, "mlx" in info.bf16_on) == (
+        "mlx",
+        "mlx",
+        True,
+        True,
+    )
+
+
+def test_a_machine_without_mlx_keeps_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlx_device, "trouble", lambda: "No module named 'mlx'")
+    monkeypatch.setattr(mlx_device, "metal", lambda: False)
+    info = probe()
+    assert "mlx" not in info.available
+    assert info.mlx_trouble == "No module named 'mlx'"

@@ -44,7 +44,7 @@ MEMORY_SIGNS = (
 
 
 @contextmanager
-def _memory_errors() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
     """MLX's ways to say that memory ran out, as OutOfMemory."""
     try:
         yield
@@ -54,7 +54,8 @@ def _memory_errors() -> Iterator[None]:
             raise
         mx.clear_cache()
         raise OutOfMemory(
-            f"MLX ran out of memory. Close other programs, or ask for a shorter song. ({text})"
+            "MLX ran out of memory. Close other programs, choose precision int8 or int4, or ask "
+            f"for a shorter song. ({text})"
         ) from error
 
 
@@ -90,7 +91,7 @@ class MLXSession:
     def __init__(self, module: Qwen3Model, cache: KVCache, dtype: mx.Dtype) -> None:
         self._module, self._cache, self._dtype = module, cache, dtype
 
-    @_memory_errors()
+    @memory_errors()
     def feed(self, ids: Sequence[Sequence[int]] | Tensor) -> Tensor:
         if isinstance(ids, Tensor):
             states_BD = self._run(_array(ids), self._cache, None)[:, -1]
@@ -138,13 +139,13 @@ class MLXSession:
 
 
 class MLXLanguageModel(_Backend[Qwen3Model]):
-    @_memory_errors()
+    @memory_errors()
     def open(self, rows: int, capacity: int) -> MLXSession:
         cache = KVCache(self.module.config, rows, capacity, self.dtype)
         mx.eval(cache.keys, cache.values)
         return MLXSession(self.module, cache, self.dtype)
 
-    @_memory_errors()
+    @memory_errors()
     def logits(self, hidden_BD: Tensor, rows: Rows) -> Tensor:
         """The product runs in the precision of the work, its result is float32.
 
@@ -159,7 +160,7 @@ class MLXLanguageModel(_Backend[Qwen3Model]):
     def cache_bytes(self, rows: int, capacity: int) -> int:
         return KVCache.nbytes(self.module.config, rows, capacity, self.dtype)
 
-    @_memory_errors()
+    @memory_errors()
     def rows_agree(self, rows: int, unit: int) -> bool:
         """Tried out on the first layer and the head: a kernel may depend on the number of rows."""
         config = self.module.config
@@ -177,11 +178,11 @@ class MLXLanguageModel(_Backend[Qwen3Model]):
 
 
 class MLXTextEncoder(_Backend[Qwen3Model]):
-    @_memory_errors()
+    @memory_errors()
     def states(self, ids_BL: Tensor) -> Tensor:
         return _tensor(self.module(self._rows(ids_BL)))
 
-    @_memory_errors()
+    @memory_errors()
     def embed(self, ids_BL: Tensor) -> Tensor:
         return _tensor(self._rows(ids_BL))
 
@@ -195,12 +196,12 @@ class MLXConditionEncoder(_Backend[ConditionEncoder]):
         if dtype is torch.float16:
             module.lyric_encoder.widen()
 
-    @_memory_errors()
+    @memory_errors()
     def encode(self, text_BLD: Tensor, lyric_BLD: Tensor, timbre_NTC: Tensor) -> Tensor:
         """Every token counts, and each item has the same number of timbre clips."""
         return _tensor(self.module(self._in(text_BLD), self._in(lyric_BLD), self._in(timbre_NTC)))
 
-    @_memory_errors()
+    @memory_errors()
     def null(self) -> Tensor:
         return _tensor(self.module.null_condition_emb)
 
@@ -210,7 +211,7 @@ class MLXAudioTokenizer(_Backend[AudioTokenizer]):
     def finish(module: AudioTokenizer, dtype: torch.dtype) -> None:
         module.quantizer.set_dtype(mx.float32)
 
-    @_memory_errors()
+    @memory_errors()
     def tokenize(self, latents_BTC: Tensor) -> Tensor:
         return _tensor(self.module(self._in(latents_BTC)))
 
@@ -220,7 +221,7 @@ class MLXAudioDetokenizer(_Backend[AudioDetokenizer]):
     def finish(module: AudioDetokenizer, dtype: torch.dtype) -> None:
         module.quantizer.set_dtype(mx.float32)
 
-    @_memory_errors()
+    @memory_errors()
     def detokenize(self, indices_BN: Tensor) -> Tensor:
         size = codebook_size(self.module.quantizer.levels)
         low, high = int(indices_BN.min()), int(indices_BN.max())
@@ -233,13 +234,13 @@ class MLXAudioDetokenizer(_Backend[AudioDetokenizer]):
 
 
 class MLXVelocity(_Backend[DiT]):
-    @_memory_errors()
+    @memory_errors()
     def prepare(self, encoder_BLD: Tensor) -> Prepared:
         prepared = self.module.prepare(self._in(encoder_BLD))
         mx.eval(prepared)
         return prepared
 
-    @_memory_errors()
+    @memory_errors()
     def __call__(self, x_BTC: Tensor, t: float, context_BTC: Tensor, cross: Prepared) -> Tensor:
         return _tensor(self.module(self._in(x_BTC), mx.array([t]), self._in(context_BTC), cross))
 
@@ -249,11 +250,11 @@ class MLXCodec(_Backend[Oobleck]):
 
     _done = 0
 
-    @_memory_errors()
+    @memory_errors()
     def encode(self, audio_BXS: Tensor) -> Tensor:
         return self._window(self.module.encode, audio_BXS)
 
-    @_memory_errors()
+    @memory_errors()
     def decode(self, latents_BCT: Tensor) -> Tensor:
         return self._window(self.module.decode, latents_BCT)
 

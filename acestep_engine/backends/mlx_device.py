@@ -35,3 +35,10 @@ def clear_streams() -> None:
     import mlx.core as mx
 
     mx.clear_streams()
+
+
+def clear_cache() -> None:
+    """Give back the memory that MLX keeps of what was freed, for use by other programs."""
+    import mlx.core as mx
+
+    mx.clear_cache()

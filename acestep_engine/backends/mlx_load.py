@@ -19,7 +19,7 @@ from ..errors import BadCheckpoint
 from ..models_mlx.oobleck import Snake
 from ..weights.load import Report, Tensors, compare
 from ..weights.tensors import first_bad
-from .mlx import BUILDERS
+from .mlx import BUILDERS, memory_errors
 
 Bits = Literal[4, 8]
 
@@ -35,6 +35,7 @@ QUANTISED = ("lm", "dit")  # roles whose size is felt; the others stay as they a
 GROUP = 64  # weights that share a scale
 
 
+@memory_errors()
 def build(
     role: str, config: Any, tensors: Tensors, dtype: torch.dtype, bits: Bits | None = None
 ) -> nn.Module:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import pytest
 import torch
 
 from acestep_engine.backends.mlx_device import available, clear_streams, metal, trouble
-from acestep_engine.types import ModelSpec
+from acestep_engine.engine import Engine
+from acestep_engine.host import LocalHost
+from acestep_engine.lm.metadata import stated
+from acestep_engine.runtime import Wish
+from acestep_engine.types import Codes, Latents, ModelSpec, Plan, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -105,6 +110,37 @@ def test_what_a_call_leaves_behind_serves_other_threads(pair, randn) -> None:
     for feed in ([[1, 2], [3]], torch.tensor([[4], [5]])):
         states = elsewhere(lambda feed=feed: session.feed(feed))
         assert torch.equal(states, other.feed(feed))
+
+
+def test_an_engine_loads_in_one_thread_and_runs_in_others(tiny_model: ModelSpec) -> None:
+    """As in ComfyUI, where a thread of its own runs the nodes."""
+    model = replace(tiny_model, wish=Wish("mlx", "fp32"))
+    plan, latents = (
+        Plan("calm", "la", stated(Request("calm", duration=2)), 2.0),
+        Latents(torch.ones(1, 20, 64)),
+    )
+    codes = Codes((tuple(range(10)),))
+    works: list[Callable[[Engine], Any]] = [
+        lambda engine: engine.compose(model, plan),
+        lambda engine: engine.render(model, plan, codes).values,
+        lambda engine: engine.decode(model, latents).waveform,
+        lambda engine: engine.tokenize(model, latents),
+    ]
+    engines = [Engine(LocalHost(show=False)) for _ in range(2)]
+    here, there = (
+        [work(engines[0]) for work in works],
+        elsewhere(lambda: [work(engines[1]) for work in works]),
+    )
+    again = (
+        [work(engines[1]) for work in works],
+        elsewhere(lambda: [work(engines[0]) for work in works]),
+    )
+    for results in (there, *again):
+        for ours, expected in zip(results, here, strict=True):
+            same = (
+                torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
+            )
+            assert same
 
 
 def test_a_process_whose_thread_used_mlx_ends_in_peace(tiny_model: ModelSpec) -> None:
