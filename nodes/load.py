@@ -85,7 +85,7 @@ def _wish_inputs() -> list[Any]:
         "precision": (
             get_args(PrecisionWish),
             "Number format of the computation. auto: bf16 where the device has it, else fp32. int8 "
-            "and int4 pack the weights of dit and lm, with MLX only.",
+            "and int4 pack large weights, where the device gains by it.",
         ),
         "mode": (
             get_args(ModeWish),

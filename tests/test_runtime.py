@@ -110,10 +110,13 @@ def test_forced_fp16_warns(caplog: pytest.LogCaptureFixture) -> None:
     assert "overflows in fp16" in caplog.text
 
 
+@pytest.mark.parametrize("info", [CUDA, MPS])
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_packed_weights_are_refused_where_no_kernel_gains_by_them(precision: str) -> None:
-    with pytest.raises(UnsupportedRuntime, match=f"{precision}.*on cuda.*'auto'"):
-        choose(CUDA, Wish(precision=precision))  # type: ignore[arg-type]
+def test_packed_weights_are_refused_where_no_kernel_gains_by_them(
+    info: DeviceInfo, precision: str
+) -> None:
+    with pytest.raises(UnsupportedRuntime, match=f"{precision}.*on {info.kind}.*'auto'"):
+        choose(info, Wish(precision=precision))  # type: ignore[arg-type]
 
 
 def test_the_environment_says_what_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:

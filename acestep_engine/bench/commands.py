@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, get_args
 
-from ..runtime import PrecisionWish
+from ..runtime import PrecisionWish, Wish, choose, probe
 from . import dit, lm, vae
 
 
@@ -25,6 +25,11 @@ def add_to(kinds: Any) -> None:
     one.add_argument("--seconds", type=float, default=30.0, help="length of the song")
     one.add_argument("--tile", type=int, default=0, help="latent frames, 0: automatic")
     _add_common(one, run_vae)
+    one = kinds.add_parser("mlx-memory", help="what a decode in MLX takes, by the size of tiles")
+    one.add_argument("--frames", type=int, default=2048, help="length of the latents")
+    one.add_argument("--width", type=int, default=1, help="channels of the VAE, 128 are real")
+    one.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
+    one.set_defaults(measure=run_mlx)
 
 
 def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], str]) -> None:
@@ -47,3 +52,10 @@ def run_dit(options: argparse.Namespace) -> str:
 def run_vae(options: argparse.Namespace) -> str:
     length = options.seconds, options.precision, options.tile
     return vae.run(*length, options.turns, not options.no_peer)
+
+
+def run_mlx(options: argparse.Namespace) -> str:
+    choose(probe(), Wish("mlx"))  # says what is missing before MLX is imported
+    from . import mlx
+
+    return mlx.run(options.frames, options.width, options.precision)

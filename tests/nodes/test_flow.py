@@ -100,6 +100,20 @@ def test_bad_timesteps_are_told_with_their_text(
         run("ACEStepDiTSampler", model=model, plan=plan, timesteps="1, half")
 
 
+@pytest.mark.slow
+def test_mlx_makes_the_same_song_and_keeps_its_weights_from_comfyui(
+    run: Any, pack: Any, models: Path, offer: Any, tiny_models: dict[str, ModelSpec]
+) -> None:
+    choice = offer(models, "comfy_split", tiny_models["comfy_split"]) | {"precision": "fp32"}
+    latents, sound = make_song(run, choice)
+    patchers = pack("nodes.host").engine().host._patchers
+    assert patchers == {}  # those of the first song left with their handle
+    mlx_latents, mlx_sound = make_song(run, choice | {"device": "mlx"})
+    assert patchers == {}
+    torch.testing.assert_close(mlx_latents, latents, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mlx_sound, sound, rtol=1e-4, atol=1e-4)
+
+
 def test_weights_belong_to_comfyui_and_leave_with_the_handle(
     run: Any, pack: Any, models: Path, offer: Any, tiny_models: dict[str, ModelSpec]
 ) -> None:
