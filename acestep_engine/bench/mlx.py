@@ -32,7 +32,7 @@ from .measure import report
 
 MIB = 1 << 20
 TILES = (2048, 1024, 512, 256)
-TURNS = 3
+TURNS = 2
 SCALE = 0.1  # of the random weights
 
 
