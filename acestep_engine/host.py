@@ -130,19 +130,18 @@ class LocalHost:
     def place(
         self, component: Resident, device: torch.device, memory_required: int
     ) -> torch.device:
-        if not isinstance(component.module, torch.nn.Module):
+        if device.type == "cpu":  # so it is for MLX, whose modules cannot be moved
             return device
         if component in self._placed:
             self._placed.remove(component)
         self._placed.append(component)
-        if device.type != "cpu":
-            resident = next(component.module.parameters()).device.type == device.type
-            needed = memory_required + (0 if resident else component.nbytes)
-            for other in self._placed[:-1]:  # least recently used first
-                if self.free_memory(device) >= needed:
-                    break
-                other.module.to("cpu")
-            component.module.to(device)
+        resident = next(component.module.parameters()).device.type == device.type
+        needed = memory_required + (0 if resident else component.nbytes)
+        for other in self._placed[:-1]:  # least recently used first
+            if self.free_memory(device) >= needed:
+                break
+            other.module.to("cpu")
+        component.module.to(device)
         return device
 
     def release(self, component: Resident) -> None:
