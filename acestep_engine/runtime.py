@@ -22,7 +22,7 @@ PrecisionWish = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 ModeWish = Literal["auto", "eager", "graph"]
 Mode = Literal["eager", "graph"]
 
-PACKED: dict[str, tuple[int, ...]] = {"mlx": (8, 4)}
+PACKED: dict[str, tuple[int, ...]] = {"mlx": (8, 4), "cpu": (8,)}
 """Bits that large weights can be packed to on each kind of device, where its kernels gain by it."""
 
 VARIABLE = "ACESTEP_DEVICE"  # of the environment
@@ -43,6 +43,7 @@ class DeviceInfo:
     free_memory: int = 0  # bytes
     available: tuple[str, ...] = ("cpu",)  # device kinds that may be asked for
     bf16_on: tuple[str, ...] = ()  # those of them with native bf16 arithmetic
+    int8: bool = False  # the CPU multiplies 8-bit integers exactly
     usual: str = ""  # what the wish "auto" means here, where the environment says so
     mlx_trouble: str | None = None  # why MLX cannot be imported, where it cannot
 
@@ -122,9 +123,13 @@ def _choose_precision(info: DeviceInfo, wish: Wish, reasons: list[str]) -> Preci
 
 
 def _choose_bits(info: DeviceInfo, wish: Wish, reasons: list[str]) -> int:
+    possible = PACKED.get(info.kind, ()) if info.kind != "cpu" or info.int8 else ()
+    if wish.precision == "auto" and info.kind == "cpu" and possible:
+        reasons.append("language model in 8 bits: a CPU is as fast as it reads the weights")
+        return possible[0]
     if not wish.precision.startswith("int"):
         return 0
-    bits, possible = int(wish.precision.removeprefix("int")), PACKED.get(info.kind, ())
+    bits = int(wish.precision.removeprefix("int"))
     if bits not in possible:
         offers = ", ".join(f"int{width}" for width in possible) or "none"
         raise UnsupportedRuntime(
@@ -212,6 +217,7 @@ def probe() -> DeviceInfo:
             free_memory=free,
             available=tuple(available),
             bf16_on=native,
+            int8=cpu_has_int8(),
             usual=usual,
             mlx_trouble=trouble,
         )
@@ -224,6 +230,7 @@ def probe() -> DeviceInfo:
         free_memory=free,
         available=tuple(available),
         bf16_on=native,
+        int8=cpu_has_int8(),
         usual=usual,
         mlx_trouble=trouble,
     )
@@ -247,6 +254,13 @@ def cpu_has_bf16() -> bool:
 
     tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # older torch lacks some
     return any(getattr(torch.cpu, name, bool)() for name in tests)
+
+
+def cpu_has_int8() -> bool:
+    """Whether torch multiplies 8-bit integers on the CPU without overflow; tried out once."""
+    from .models_torch.packed import int8_works
+
+    return int8_works()
 
 
 def host_memory() -> tuple[int, int]:

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+PACKED_ROLES: dict[str, tuple[Role, ...]] = {"cpu": ("lm",), "mlx": ("lm", "dit")}
+"""The parts whose weights are packed on each kind of device: those whose size is felt."""
+
 Key = tuple[Role, str, tuple[Stamp, ...], str, str]
 """Role, prefix inside the files, the files as they are now, config.json, form of the weights."""
 
@@ -125,7 +128,7 @@ class Store:
         if not path or not any(_inside(name, path) for name in _names(component.key)):
             return False
         try:
-            return _form(self.runtime(spec)) == component.key[-1]
+            return _form(component.name, self.runtime(spec)) == component.key[-1]
         except UnsupportedRuntime:  # it never ran
             return False
 
@@ -184,12 +187,13 @@ def _backend_class(role: Role, runtime: Runtime) -> type:
 
 def _key(role: Role, source: Source, runtime: Runtime) -> Key:
     config = json.dumps(source.config, sort_keys=True)
-    return role, source.prefix, tuple(map(stamp, source.files)), config, _form(runtime)
+    return role, source.prefix, tuple(map(stamp, source.files)), config, _form(role, runtime)
 
 
-def _form(runtime: Runtime) -> str:
+def _form(role: Role, runtime: Runtime) -> str:
     """How weights are kept: forms do not serve each other."""
-    return f"{runtime.device} {runtime.precision} {runtime.bits}"
+    packed = role in PACKED_ROLES[runtime.device] if runtime.bits else False
+    return f"{runtime.device} {runtime.precision} {runtime.bits if packed else 0}"
 
 
 def _names(key: Key) -> set[str]:

@@ -24,7 +24,7 @@ from ..acestep_engine.backends import mlx_device
 from ..acestep_engine.engine import Engine, get_engine
 from ..acestep_engine.errors import AceStepError, OutOfMemory
 from ..acestep_engine.host import Progress, Resident
-from ..acestep_engine.runtime import DeviceInfo, cpu_has_bf16
+from ..acestep_engine.runtime import DeviceInfo, cpu_has_bf16, cpu_has_int8
 from . import handle
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class ComfyHost:
             free_memory=int(management.get_free_memory(device)),
             available=tuple(dict.fromkeys(offers)),
             bf16_on=bf16_on,
+            int8=cpu_has_int8(),
             mlx_trouble=trouble,
         )
 

@@ -40,7 +40,7 @@ METAL = DeviceInfo(
     available=("mlx", "mps", "cpu"),
     bf16_on=("mlx", "mps"),
 )
-CPU = DeviceInfo(kind="cpu", total_memory=16 * GIB, free_memory=8 * GIB)
+CPU = DeviceInfo(kind="cpu", total_memory=16 * GIB, free_memory=8 * GIB, int8=True)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +199,29 @@ def test_a_machine_without_mlx_keeps_the_reason(monkeypatch: pytest.MonkeyPatch)
     info = probe()
     assert "mlx" not in info.available
     assert info.mlx_trouble == "No module named 'mlx'"
+
+
+@pytest.mark.parametrize(
+    ("info", "wish", "bits"),
+    [
+        (CPU, Wish(), 8),
+        (CPU, Wish(precision="int8"), 8),
+        (CPU, Wish(precision="bf16"), 0),
+        (CPU, Wish(precision="fp32"), 0),
+        (replace(CPU, int8=False), Wish(), 0),
+        (CUDA, Wish(), 0),
+        (replace(CUDA, int8=True), Wish(device="cpu"), 8),
+        (replace(CUDA, int8=True), Wish(), 0),
+    ],
+)
+def test_a_cpu_packs_the_language_model_unless_a_precision_is_asked_for(
+    info: DeviceInfo, wish: Wish, bits: int
+) -> None:
+    runtime = choose(info, wish)
+    assert runtime.bits == bits
+    assert any("8 bits" in reason for reason in runtime.reasons) == bool(bits)
+
+
+def test_8_bits_are_refused_where_the_cpu_would_overflow() -> None:
+    with pytest.raises(UnsupportedRuntime, match=r"on cpu the kernels .* none"):
+        choose(replace(CPU, int8=False), Wish(precision="int8"))
