@@ -22,6 +22,7 @@ from .backends.torch_eager import BUILDERS
 from .backends.torch_graph import GraphLanguageModel
 from .errors import UnsupportedRuntime
 from .host import Host
+from .models_torch import packed
 from .runtime import Runtime, choose
 from .types import ModelSpec
 from .weights.files import Stamp, stamp
@@ -144,8 +145,7 @@ class Store:
             module, nbytes = self._load_mlx(role, config, tensors, runtime)
         else:
             module = self._load_torch(role, config, tensors, runtime)
-            nbytes = sum(p.numel() * p.element_size() for p in module.parameters())
-            nbytes += sum(getattr(part, "nbytes", 0) for part in module.modules())  # packed ones
+            nbytes = packed.nbytes(module)
         logger.info(
             "ACE-Step: loaded %s from %s in %.1f s", role, source.label, time.perf_counter() - start
         )
@@ -192,8 +192,8 @@ def _key(role: Role, source: Source, runtime: Runtime) -> Key:
 
 def _form(role: Role, runtime: Runtime) -> str:
     """How weights are kept: forms do not serve each other."""
-    packed = role in PACKED_ROLES[runtime.device] if runtime.bits else False
-    return f"{runtime.device} {runtime.precision} {runtime.bits if packed else 0}"
+    bits = runtime.bits if role in PACKED_ROLES.get(runtime.device, ()) else 0
+    return f"{runtime.device} {runtime.precision} {bits}"
 
 
 def _names(key: Key) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from acestep_engine.__main__ import main
-from acestep_engine.bench import dit, lm, vae
+from acestep_engine.bench import dit, lm, quality, vae
 from acestep_engine.bench.measure import bandwidth, interleave, random_model, report
 from acestep_engine.config import VAEConfig
 from acestep_engine.models_torch.oobleck import Oobleck
@@ -46,6 +46,25 @@ def test_the_language_model_is_measured_against_its_peer() -> None:
     }
     numbers = [value for value in result.values() if not isinstance(value, str)]
     assert all(math.isfinite(number) and number > 0 for number in numbers)
+
+
+def test_the_quality_of_equal_scores_is_perfect_and_of_others_by_the_formula() -> None:
+    exact = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]])
+    assert quality.compare(exact, exact + 5) == (1.0, pytest.approx(0.0, abs=1e-6))
+    other = torch.tensor([[0.0, 1.0, 2.0], [0.0, 3.0, 0.0]])
+    p, q = exact[1].softmax(0), other[1].softmax(0)
+    divergence = sum(a * math.log(a / b) for a, b in zip(p.tolist(), q.tolist(), strict=True))
+    assert quality.compare(exact, other) == (0.5, pytest.approx(divergence / 2, rel=1e-5))
+
+
+def test_the_quality_of_each_precision_is_measured_on_each_prompt() -> None:
+    result = json.loads(quality.run("tiny", 1.0).splitlines()[-1])
+    assert {(row["precision"], row["prompt"]) for row in result["rows"]} == {
+        (precision, prompt) for precision in ("bf16", "int8") for prompt in ("random", "structured")
+    }
+    for row in result["rows"]:
+        assert 0.5 < row["top1"] <= 1
+        assert 0 <= row["kl"] < 0.01
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ CALLS: dict[str, Call] = {
     "tokenize": lambda engine, model: engine.tokenize(model, LATENTS),
 }
 OF_THE_LM = ("plan", "compose", "compose plans", "write", "rewrite", "understand", "score")
-STEPS = {"plan": 3, "compose": 15, "score": 50, "render": 16, "decode": 5, "encode": 3}
+STEPS = {"plan": 3, "compose": 15, "score": 20, "render": 16, "decode": 5, "encode": 3}
 
 
 class Pressed(BaseException):

@@ -33,6 +33,10 @@ class LMSession(Protocol):
         """
         ...
 
+    def read(self, ids_BL: Tensor) -> Tensor:
+        """Append the same number of tokens to every row; the state after each, (B, L, D)."""
+        ...
+
     def record(self, choose: Choose) -> Step:
         """`feed` of one token a row, then `choose`, as one step that may be replayed from a tape.
 

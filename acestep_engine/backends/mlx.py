@@ -102,6 +102,12 @@ class MLXSession:
         mx.eval(states_BD, self._cache.keys, self._cache.values)
         return _tensor(states_BD)
 
+    @memory_errors()
+    def read(self, ids_BL: Tensor) -> Tensor:
+        states_BLD = self._run(_array(ids_BL), self._cache, None)
+        mx.eval(states_BLD, self._cache.keys, self._cache.values)
+        return _tensor(states_BLD)
+
     def record(self, choose: Choose) -> Step:
         return lambda ids_B1, uniform_N1: choose(self.feed(ids_B1), uniform_N1)
 

@@ -31,10 +31,14 @@ class TorchSession:
     @work
     def feed(self, ids: Sequence[Sequence[int]] | Tensor) -> Tensor:
         if isinstance(ids, Tensor):
-            return self._run(ids, self._cache, None)[:, -1].float()
+            return self.read(ids)[:, -1]
         fresh = max(self._cache.lengths) == 0
         states_BD = self._start(ids) if fresh else self._append(ids, self._cache)
         return states_BD.float()
+
+    @work
+    def read(self, ids_BL: Tensor) -> Tensor:
+        return self._run(ids_BL, self._cache, None).float()
 
     def record(self, choose: Choose) -> Step:
         return lambda ids_B1, uniform_N1: choose(self.feed(ids_B1), uniform_N1)

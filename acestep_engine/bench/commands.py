@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from ..runtime import PrecisionWish, Wish, choose, probe
-from . import dit, lm, vae
+from . import dit, lm, quality, vae
 
 
 def add_to(kinds: Any) -> None:
@@ -16,6 +16,10 @@ def add_to(kinds: Any) -> None:
     one.add_argument("--size", default="0.6B", choices=tuple(lm.SIZES))
     one.add_argument("--context", type=int, nargs="+", default=[500, 1000], help="tokens")
     _add_common(one, run_lm)
+    one = kinds.add_parser("quality", help="what a precision changes in the language model")
+    one.add_argument("--size", default="0.6B", choices=tuple(lm.SIZES))
+    one.add_argument("--scale", type=float, default=1.0, help="of the token table: peaked scores")
+    one.set_defaults(measure=lambda options: quality.run(options.size, options.scale))
     one = kinds.add_parser("dit", help="a render by the diffusion transformer")
     one.add_argument("--size", default="2B", choices=tuple(dit.SIZES))
     one.add_argument("--seconds", type=float, default=10.0, help="length of the song")

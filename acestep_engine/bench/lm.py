@@ -18,6 +18,7 @@ from ..config import Qwen3Config
 from ..errors import UnsupportedRuntime
 from ..lm import sampling as draws
 from ..lm.tokenizer import QWEN3
+from ..models_torch.packed import nbytes
 from ..models_torch.qwen3 import Qwen3Model
 from ..runtime import Runtime, Wish, choose, probe
 from ..store import DTYPES
@@ -40,6 +41,7 @@ def run(size: str, precision: str, contexts: tuple[int, ...], turns: int, peer: 
     model = random_model(lambda: Qwen3Model(SIZES[size]), dtype).to(device)
     theirs = _transformers(model, SIZES[size], device) if peer else None
     TorchLanguageModel.finish(model, dtype)  # after the peer has taken the plain weights
+    TorchLanguageModel.pack(model, runtime)
     lm = TorchLanguageModel(model, device, dtype)
     rows: list[dict[str, Any]] = []
     for context in contexts:
@@ -52,7 +54,7 @@ def run(size: str, precision: str, contexts: tuple[int, ...], turns: int, peer: 
             row["transformers_tok_s"] = 1 / seconds["transformers"]
             row["ratio"] = seconds["transformers"] / seconds["ours"]
         rows.append(row)
-    return report(rows, _result(size, runtime.precision, lm, rows, turns))
+    return report(rows, _result(size, precision_of(runtime), lm, rows, turns))
 
 
 def _runtime(precision: str) -> Runtime:
@@ -60,6 +62,11 @@ def _runtime(precision: str) -> Runtime:
     info = probe()
     kinds = [kind for kind in (info.kind, *info.available) if kind != "mlx"]
     return choose(info, Wish(device=kinds[0], precision=precision))  # pyright: ignore[reportArgumentType]
+
+
+def precision_of(runtime: Runtime) -> str:
+    """The name of what is measured: of the packed weights where there are any."""
+    return f"int{runtime.bits}" if runtime.bits else runtime.precision
 
 
 def step_of(lm: TorchLanguageModel, context: int, turns: int, songs: int) -> Callable[[], Tensor]:
@@ -89,9 +96,10 @@ def _result(
 ) -> dict[str, Any]:
     """The JSON line: the first context counts for the rate, 100 and 3,000 for the growth."""
     read = bandwidth()
-    body = sum(p.numel() * p.element_size() for p in lm.module.layers.parameters())
-    head = QWEN3.codes * lm.module.config.hidden_size * lm.dtype.itemsize
-    bound = read / (body + head)
+    lm.logits(torch.zeros(2, lm.module.config.hidden_size, device=lm.device), QWEN3.code_ids)
+    head = lm.module.head(QWEN3.code_ids)  # there is one if it is packed
+    plain = QWEN3.codes * lm.module.config.hidden_size * lm.dtype.itemsize
+    bound = read / (nbytes(lm.module.layers) + (nbytes(head) if head else plain))
     logits_BV = torch.randn(2, QWEN3.codes, generator=torch.Generator().manual_seed(0))
     calls = {
         "short": step_of(lm, 100, turns, 1),

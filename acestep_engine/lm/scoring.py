@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from statistics import fmean
 
 import torch
@@ -30,7 +29,7 @@ TOP = 10  # ranks that count in a recall
 SHARPNESS = 0.1  # nats a token that lift a score from 0.5 to 0.73
 CAPTION_WEIGHT, LYRICS_WEIGHT, METADATA_WEIGHT = 0.5, 0.3, 0.2
 HEAD_POSITIONS = 32  # positions held against the whole vocabulary at once: 28 MB in float32
-LOOK = 32  # tokens between two updates of the progress
+CHUNK = 32  # tokens read at once, between two looks at the stop request
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +157,22 @@ def _judge_all(
     lm: LanguageModel, readings: Mapping[str, Reading], host: Host, stage: str
 ) -> dict[str, list[Judgement]]:
     """The judgements of each reading, row by row; stops where the user asks."""
-    total, steps = sum(reading.length for reading in readings.values()), count(1)
-    bar = host.progress(stage, total)
+    done = 0
+    bar = host.progress(stage, sum(reading.length for reading in readings.values()))
 
-    def step() -> None:
+    def advance(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        bar.update(done)
         host.check_interrupt()
-        if (done := next(steps)) % LOOK == 0 or done == total:
-            bar.update(done)
 
     try:
-        return {name: _read(lm, reading, step) for name, reading in readings.items()}
+        return {name: _read(lm, reading, advance) for name, reading in readings.items()}
     finally:
         bar.close()
 
 
-def _read(lm: LanguageModel, reading: Reading, step: Callable[[], None]) -> list[Judgement]:
+def _read(lm: LanguageModel, reading: Reading, advance: Callable[[int], None]) -> list[Judgement]:
     """Feed all texts in step, then hold what was expected at each place against what stands there.
 
     A text that is over repeats its last token until the longest is through.
@@ -181,12 +181,13 @@ def _read(lm: LanguageModel, reading: Reading, step: Callable[[], None]) -> list
     rows = [text + text[-1:] * (width - len(text)) for text in reading.texts]
     ids_BL = torch.tensor(rows, device=torch.device(lm.device))
     session = lm.open(len(rows), reading.capacity)
-    step()
-    states = [session.feed(reading.prompts)]
-    for place in range(width - 1):
-        step()
-        states.append(session.feed(ids_BL[:, place : place + 1]))
-    states_BLD = torch.stack(states, dim=1)
+    advance(0)
+    states = [session.feed(reading.prompts)[:, None]]
+    advance(1)
+    for chunk_BL in ids_BL[:, :-1].split(CHUNK, dim=1):
+        states.append(session.read(chunk_BL))
+        advance(chunk_BL.shape[1])
+    states_BLD = torch.cat(states, dim=1)
     return [
         _judge(lm, states_BLD[row, : len(text)], ids_BL[row, : len(text)])
         for row, text in enumerate(reading.texts)

@@ -92,6 +92,13 @@ def pack(weight_OI: Tensor, bits: int) -> nn.Module | None:
     return None
 
 
+def nbytes(module: nn.Module) -> int:
+    """Memory of all weights below `module`, packed ones too."""
+    plain = sum(p.numel() * p.element_size() for p in module.parameters())
+    packed = (m.nbytes for m in module.modules() if isinstance(m, NarrowLinear | Int8Linear))
+    return plain + sum(packed)
+
+
 @functools.cache
 def int8_works() -> bool:
     """Whether this build and processor multiply 8-bit integers without overflow, tried out."""

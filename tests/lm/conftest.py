@@ -25,6 +25,9 @@ class ScriptedSession:
             row += more
         return torch.stack([self.lm.score(row) for row in self.rows])
 
+    def read(self, ids_BL: Tensor) -> Tensor:
+        return torch.stack([self.feed(column[:, None]) for column in ids_BL.unbind(1)], dim=1)
+
     def record(self, choose: Choose) -> Step:
         return lambda ids_B1, uniform_N1: choose(self.feed(ids_B1), uniform_N1)
 
