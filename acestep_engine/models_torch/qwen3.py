@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..config import Qwen3Config
 from ..errors import InvalidRequest
+from . import flash
 from .layers import (
     MLP,
     Attention,
@@ -35,6 +36,7 @@ class Span(NamedTuple):
     mask: Tensor | None = None  # (B, 1, L, T) over the cache; None where all of it may be seen
     slots_BL: Tensor | None = None  # where in the cache keys and values go
     end: int = 0  # positions of the cache in use after the call
+    seen_B: Tensor | None = None  # of one token a row: how many positions it sees, int32
 
 
 class KVCache:
@@ -111,7 +113,8 @@ class KVCache:
         self._lengths_B += width if same else torch.tensor(counts, device=device)
         self.lengths = grown
         rotary = Rotary(self.table.cos[slots_BL], self.table.sin[slots_BL])
-        return Span(rotary, fresh, mask, slots_BL, end)
+        seen_B = self._lengths_B.int() if width == 1 and same else None
+        return Span(rotary, fresh, mask, slots_BL, end, seen_B)
 
     def check(self, end: int) -> None:
         """Refuse positions beyond the capacity."""
@@ -130,7 +133,7 @@ class KVCache:
         end = self.keys.shape[3]
         mask = torch.arange(end, device=slots_B1.device) <= slots_B1[:, None, :, None]
         rotary = Rotary(self.table.cos[slots_B1], self.table.sin[slots_B1])
-        return Span(rotary, False, mask, slots_B1, end)
+        return Span(rotary, False, mask, slots_B1, end, (self._lengths_B + 1).int())
 
     def advance(self) -> None:
         """Count the token that a steady step has written in each row."""
@@ -173,16 +176,31 @@ class Qwen3Layer(nn.Module):
 
     def _attend(self, x_BLD: Tensor, span: Span, cache: KVCache | None) -> Tensor:
         q, k, v = self.self_attn.queries_keys_values(x_BLD, span.rotary)
-        q_BHLK = q.transpose(1, 2)
         if cache is not None:
             cache.write(self.index, k, v, span)
-        if cache is None or span.causal:
-            k_BGTK, v_BGTK = k.transpose(1, 2), v.transpose(1, 2)
-        else:
-            k_BGTK, v_BGTK = cache.read(self.index, span.end)
-        q_BHLK = q_BHLK.to(k_BGTK.dtype)
-        out_BHLK = grouped_attention(q_BHLK, k_BGTK, v_BGTK, span.mask, span.causal)
+        out_BHLK = self._by_flash(q, k, v, span, cache) if flash.usable(q) else None
+        if out_BHLK is None:
+            if cache is None or span.causal:
+                k_BGTK, v_BGTK = k.transpose(1, 2), v.transpose(1, 2)
+            else:
+                k_BGTK, v_BGTK = cache.read(self.index, span.end)
+            q_BHLK = q.transpose(1, 2).to(k_BGTK.dtype)
+            out_BHLK = grouped_attention(q_BHLK, k_BGTK, v_BGTK, span.mask, span.causal)
         return self.self_attn.merge(out_BHLK.to(x_BLD.dtype))
+
+    def _by_flash(
+        self, q_BLHK: Tensor, k_BLGK: Tensor, v_BLGK: Tensor, span: Span, cache: KVCache | None
+    ) -> Tensor | None:
+        """Attention of the spans that flash-attn knows, (B, H, L, K); None for the others.
+
+        The cache goes in whole, so that a replayed step and a plain one are the same call.
+        """
+        if span.causal:
+            return flash.causal(q_BLHK, k_BLGK, v_BLGK).transpose(1, 2)
+        if cache is None or span.seen_B is None:
+            return None
+        k_BGTK, v_BGTK = cache.read(self.index, cache.capacity + 1)
+        return flash.one_token(q_BLHK, k_BGTK, v_BGTK, span.seen_B).transpose(1, 2)
 
 
 class Qwen3Model(nn.Module):
