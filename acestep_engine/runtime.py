@@ -141,31 +141,45 @@ def _choose_bits(info: DeviceInfo, wish: Wish, reasons: list[str]) -> int:
 
 
 def _choose_mode(info: DeviceInfo, wish: Wish, reasons: list[str]) -> Mode:
-    blocker = _graph_blocker(info)
-    if wish.mode == "graph":
+    if wish.mode == "graph" and info.kind != "cuda":
         raise UnsupportedRuntime(
-            "Graph mode was asked for, but this version runs the models eagerly only. "
-            "Set mode to 'auto' or 'eager'."
+            f"Graph mode was asked for, but {_graph_blocker(info)}. "
+            "Set mode to 'auto' or 'eager', or choose the device 'cuda'."
         )
-    if wish.mode == "eager":
-        reasons.append("mode eager: asked for")
-    elif blocker:
+    if wish.mode != "auto":
+        risk = _capture_risk(info)
+        if wish.mode == "graph" and risk:
+            logger.warning(
+                "Graph mode was asked for, but %s. If songs are wrong or the process hangs, set "
+                "mode to 'eager'.",
+                risk,
+            )
+        reasons.append(f"mode {wish.mode}: asked for")
+        return wish.mode
+    if blocker := _graph_blocker(info):
         reasons.append(f"mode eager: {blocker}")
-    else:
-        reasons.append("mode eager: graph capture is not built in yet")
-    return "eager"
+        return "eager"
+    reasons.append("mode graph: CUDA with flash-attn; the language model's step is captured once")
+    return "graph"
 
 
 def _graph_blocker(info: DeviceInfo) -> str | None:
-    """Why CUDA graphs are unsafe here, or None."""
+    """Why CUDA graphs are not chosen here, or None."""
     if info.kind != "cuda":
         return f"graphs exist on CUDA only, this is {info.kind}"
+    if risk := _capture_risk(info):
+        return risk
+    if not info.flash_attn:
+        return "graph mode is chosen with flash-attn only, which is not installed"
+    return None
+
+
+def _capture_risk(info: DeviceInfo) -> str | None:
+    """Why the capture itself may go wrong on this CUDA device, or None."""
     if info.rocm:
         return "graph capture is not reliable on ROCm"
     if any(name in info.name.lower() for name in JETSON_NAMES):
         return f"graph capture fails on Jetson ({info.name})"
-    if not info.flash_attn:
-        return "graph capture needs flash-attn, which is not installed"
     return None
 
 

@@ -61,7 +61,6 @@ CPU = DeviceInfo(kind="cpu", total_memory=16 * GIB, free_memory=8 * GIB, int8=Tr
 def test_automatic_choice(info: DeviceInfo, device: str, precision: str, tile: int) -> None:
     runtime = choose(info)
     assert (runtime.device, runtime.precision, runtime.tile) == (device, precision, tile)
-    assert runtime.mode == "eager"
 
 
 @pytest.mark.parametrize("info", [CUDA, SMALL, MPS, METAL, CPU])
@@ -69,23 +68,58 @@ def test_fp16_is_never_chosen_by_itself(info: DeviceInfo) -> None:
     assert choose(info).precision != "fp16"
 
 
+RISKY = [
+    (JETSON, "Jetson"),
+    (cuda(name="NVIDIA Tegra X1"), "Jetson"),
+    (cuda(name="Xavier"), "Jetson"),
+    (cuda(name="NVIDIA Jetson Thor"), "Jetson"),
+    (cuda(rocm=True, name="AMD Instinct MI300X"), "ROCm"),
+]
+
+
+@pytest.mark.parametrize("info", [CUDA, SMALL, cuda(name="NVIDIA GeForce RTX 4090")])
+def test_graphs_are_chosen_on_cuda_with_flash_attn(info: DeviceInfo) -> None:
+    runtime = choose(info)
+    assert runtime.mode == "graph"
+    assert any(reason.startswith("mode graph") for reason in runtime.reasons)
+
+
 @pytest.mark.parametrize(
     ("info", "word"),
     [
-        (JETSON, "Jetson"),
-        (cuda(name="NVIDIA Tegra X1"), "Jetson"),
-        (cuda(name="Jetson AGX Xavier"), "Jetson"),
-        (cuda(rocm=True), "ROCm"),
+        *RISKY,
         (cuda(flash_attn=False), "flash-attn"),
         (MPS, "CUDA only"),
         (METAL, "CUDA only"),
         (CPU, "CUDA only"),
     ],
 )
-def test_eager_says_why_graphs_are_unsafe(info: DeviceInfo, word: str) -> None:
+def test_eager_says_why_graphs_are_not_chosen(info: DeviceInfo, word: str) -> None:
     runtime = choose(info)
     assert runtime.mode == "eager"
     assert any(word in reason for reason in runtime.reasons)
+
+
+@pytest.mark.parametrize("info", [CUDA, cuda(flash_attn=False)])
+def test_graphs_that_are_asked_for_need_only_cuda(
+    info: DeviceInfo, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose(info, Wish(mode="graph")).mode == "graph"
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(("info", "word"), RISKY)
+def test_graphs_that_are_asked_for_where_they_are_risky_are_taken_with_a_warning(
+    info: DeviceInfo, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose(info, Wish(mode="graph")).mode == "graph"
+    assert word in caplog.text
+
+
+@pytest.mark.parametrize("info", [MPS, CPU, replace(CPU, kind="xpu"), cuda(usual="cpu")])
+def test_graphs_without_cuda_are_refused(info: DeviceInfo) -> None:
+    with pytest.raises(UnsupportedRuntime, match=r"CUDA only, this is \w+\. .*'auto'"):
+        choose(info, Wish(mode="graph"))
 
 
 def test_every_automatic_choice_has_a_reason() -> None:
@@ -99,7 +133,7 @@ def test_explicit_wishes_are_kept() -> None:
     assert (runtime.device, runtime.precision, runtime.mode) == ("cpu", "bf16", "eager")
 
 
-@pytest.mark.parametrize("wish", [Wish(device="mps"), Wish(mode="graph")])
+@pytest.mark.parametrize("wish", [Wish(device="mps"), Wish("cpu", mode="graph")])
 def test_impossible_wish_is_an_error_with_the_cure(wish: Wish) -> None:
     with pytest.raises(UnsupportedRuntime, match="'auto'"):
         choose(CUDA, wish)
