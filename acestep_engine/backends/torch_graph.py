@@ -29,15 +29,20 @@ def capture(body: Body, device: torch.device) -> Body:
     if device.type != "cuda":
         out = body()
         return lambda: out.copy_(body())
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
+    here, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    aside.wait_stream(here)
     with torch.cuda.stream(aside):
         for _ in range(WARM_UPS):
             body()
-    torch.cuda.current_stream(device).wait_stream(aside)
+    here.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = body()
+    try:
+        # Other threads of the process may go on using the device.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            out = body()
+    except RuntimeError:
+        torch.cuda.set_stream(here)  # a broken capture leaves torch on the stream of its own
+        raise
 
     def replay() -> Tensor:
         graph.replay()
