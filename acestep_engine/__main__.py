@@ -40,7 +40,7 @@ from .types import (
     PlanOptions,
     Request,
 )
-from .vae import level
+from .vae import level, memory
 from .weights import presets, tiny
 from .weights.layouts import discover
 
@@ -181,7 +181,7 @@ def run_song(options: argparse.Namespace) -> None:
     if spec.lm and not options.no_codes:
         codes = clock("compose", engine.compose, spec, plan, compose)
     latents = clock("render", engine.render, spec, plan, codes, render)
-    audio = clock("decode", engine.decode, spec, latents, options.tile)
+    audio = clock("decode", engine.decode, spec, latents, *_tile(options))
     files = _save_all(audio, options)
     report = {
         "files": [str(path) for path in files],
@@ -191,6 +191,7 @@ def run_song(options: argparse.Namespace) -> None:
         "codes": asdict(codes) if codes else None,
         "render": dict(latents.record),
         "model": model,
+        "vae": asdict(engine.windows["decode"]),
         "timings": clock.seconds,
     }
     _write_json(report_path, report)
@@ -210,9 +211,13 @@ def _save_all(audio: Audio, options: argparse.Namespace) -> list[Path]:
     return [sound.save(audio, name, item) for item, name in enumerate(names)]
 
 
+def _tile(options: argparse.Namespace) -> tuple[int, int]:
+    return options.tile, memory.read_size(options.max_memory)
+
+
 def run_encode(options: argparse.Namespace) -> None:
     sound.check_target(options.out, LATENTS)
-    latents = get_engine().encode(_model(options), sound.load(options.sound), options.tile)
+    latents = get_engine().encode(_model(options), sound.load(options.sound), *_tile(options))
     _save_latents(latents, Path(options.out))
     print(f"Wrote {options.out}: latents {tuple(latents.values.shape)}")
 
@@ -220,7 +225,7 @@ def run_encode(options: argparse.Namespace) -> None:
 def run_decode(options: argparse.Namespace) -> None:
     sound.check_target(options.out)
     latents = _load_latents(Path(options.latents))
-    audio = get_engine().decode(_model(options), latents, options.tile)
+    audio = get_engine().decode(_model(options), latents, *_tile(options))
     files = _save_all(audio, options)
     print(f"Wrote {', '.join(map(str, files))} ({audio.seconds:g} s)")
 
@@ -301,14 +306,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_model(encode)
     encode.add_argument("sound")
     encode.add_argument("out", help="safetensors file to write")
-    encode.add_argument("--tile", type=int, default=0, help="latent frames per tile, 0: automatic")
+    _add_tile(encode)
     encode.set_defaults(run=run_encode)
 
     decode = commands.add_parser("decode", help="latents to a sound file")
     _add_model(decode)
     decode.add_argument("latents")
     decode.add_argument("out")
-    decode.add_argument("--tile", type=int, default=0, help="latent frames per tile, 0: automatic")
+    _add_tile(decode)
     decode.add_argument("--keep-level", action="store_true", help="do not normalise the peak")
     decode.set_defaults(run=run_decode)
 
@@ -367,6 +372,16 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
     add("--temperature-last", action="store_true", help="filter by top-p and min-p before it")
 
 
+def _add_tile(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tile", type=int, default=0, help="VAE tile in latent frames, 0: automatic")
+    add(
+        "--max-memory",
+        default="0",
+        help="of the VAE's work, such as 900MiB or 1.5GiB; 0: what is free",
+    )
+
+
 def _add_render(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--no-codes", action="store_true", help="render without audio codes")
@@ -376,7 +391,7 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     add("--shift", type=float)
     add("--guidance", type=float)
     add("--timesteps", type=float, nargs="+", help="own noise levels, falling from 1")
-    add("--tile", type=int, default=0, help="VAE tile in latent frames, 0: automatic")
+    _add_tile(parser)
     add("--keep-level", action="store_true", help="do not normalise the peak")
 
 

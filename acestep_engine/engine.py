@@ -46,7 +46,7 @@ from .types import (
     frames_of,
     require_finite,
 )
-from .vae import level, tiling
+from .vae import level, memory, tiling
 from .weights.files import stamp
 from .weights.layouts import ROLES, Role, family_of, locate
 from .weights.silence import find_silence, read_silence
@@ -55,7 +55,6 @@ CURE = "Try precision fp32; if that does not help, the checkpoint file is damage
 MIB = 1 << 20
 LOUDEST = 8.0  # no sound is louder: such samples are integers that nobody scaled
 TOKEN_MEMORY = {"fp32": MIB, "bf16": MIB // 2, "fp16": MIB // 2}  # DiT activations per patch
-FRAME_MEMORY = {"fp32": 5 * MIB, "bf16": 4 * MIB, "fp16": 4 * MIB}  # VAE activations per frame
 
 
 class _Turn:
@@ -88,6 +87,8 @@ class Engine:
         self._lock = _Turn(host)
         self._remembered: tuple[Any, list[conditions.Conditions]] | None = None
         self._silences: dict[ModelSpec, tuple[Any, Tensor]] = {}
+        self.windows: dict[str, memory.Window] = {}
+        """The tile of the last decode and encode, and the memory it was expected to take."""
 
     def plan(
         self, model: ModelSpec, request: Request, options: PlanOptions = PlanOptions()
@@ -186,15 +187,19 @@ class Engine:
             record = _record(family, settings, seeds, codes)
             return Latents(torch.cat(rendered), record | {"seconds": seconds})
 
-    def decode(self, model: ModelSpec, latents: Latents, tile: int = 0) -> Audio:
-        """Latents to 48 kHz stereo; `tile` in latent frames, 0 leaves it to the policy.
+    def decode(
+        self, model: ModelSpec, latents: Latents, tile: int = 0, max_memory: int = 0
+    ) -> Audio:
+        """Latents to 48 kHz stereo; `tile` in latent frames, 0: the largest that fits.
 
+        It fits into `max_memory` bytes beside the weights, or, where that is 0, into what is free.
         What `render` made gets the exact length that was asked for.
         """
         with self._lock:
-            codec, tile = self._codec(model, tile)
             latents_BCT = latents.values.transpose(1, 2)
-            with self._bar("Decode", 0) as update:
+            songs, _, frames = latents_BCT.shape
+            codec, tile = self._codec(model, "decode", frames, (tile, max_memory))
+            with self._bar("Decode", songs * frames) as update:
                 audio_BXS = tiling.decode(codec.decode, latents_BCT, tile, update)
             audio = Audio(level.limit_peak(audio_BXS))
             seconds = latents.record.get("seconds", audio.seconds)
@@ -203,8 +208,11 @@ class Engine:
             )  # else somebody cut or joined them
             return crop(audio, seconds) if whole else audio
 
-    def encode(self, model: ModelSpec, audio: Audio, tile: int = 0) -> Latents:
-        """Audio of any rate and channel count to latents; the end is padded to a whole frame."""
+    def encode(self, model: ModelSpec, audio: Audio, tile: int = 0, max_memory: int = 0) -> Latents:
+        """Audio of any rate and channel count to latents; the end is padded to a whole frame.
+
+        `tile` and `max_memory` are those of `decode`.
+        """
         with self._lock:
             if audio.waveform.shape[-1] == 0:
                 raise InvalidRequest("The audio has no samples. Connect a sound with some length.")
@@ -216,8 +224,9 @@ class Engine:
                 )
             stereo = sound.resample(sound.to_stereo(audio)).waveform.clamp(-1, 1)
             audio_BXS = pad(stereo, (0, -stereo.shape[-1] % HOP))
-            codec, tile = self._codec(model, tile)
-            with self._bar("Encode", 0) as update:
+            songs, frames = audio_BXS.shape[0], audio_BXS.shape[-1] // HOP
+            codec, tile = self._codec(model, "encode", frames, (tile, max_memory))
+            with self._bar("Encode", songs * frames) as update:
                 latents_BCT = tiling.encode(codec.encode, audio_BXS, tile, update)
             return Latents(latents_BCT.transpose(1, 2).contiguous(), {"from": "audio"})
 
@@ -328,27 +337,30 @@ class Engine:
         file = find_silence(model)
         return file and stamp(file), self.store.key(model, "vae") if model.vae else None
 
-    def _codec(self, model: ModelSpec, tile: int) -> tuple[Any, int]:
+    def _codec(
+        self, model: ModelSpec, op: memory.Op, frames: int, wish: tuple[int, int]
+    ) -> tuple[Any, int]:
+        """The VAE, placed with room for a window, and the tile: `wish` is (tile, bytes)."""
+        tile, limit = wish
         runtime = self.store.runtime(model)
-        tile = tile or runtime.tile
-        return self.store.backend(model, "vae", tile * FRAME_MEMORY[runtime.precision]), tile
+        config, precision = self.store.backend(model, "vae").module.config, runtime.precision
+        most = min(tile or runtime.tile, frames)
+        room = limit or memory.peak_bytes(op, most, config, precision)
+        codec = self.store.backend(model, "vae", room)  # the host makes room before it is measured
+        free = limit or self.host.free_memory(codec.device)
+        budget = memory.Budget(tile, runtime.tile, free, strict=limit > 0)
+        self.windows[op] = memory.choose(op, frames, config, precision, budget)
+        return codec, self.windows[op].tile
 
     @contextmanager
     def _bar(self, stage: str, total: int) -> Iterator[Callable[..., None]]:
-        """An update function (done, total) for a loop; it raises where the user stops."""
-        bar = self.host.progress(stage, total) if total else None
-
-        def update(done: int, total: int = total) -> None:
-            nonlocal bar
-            bar = bar or self.host.progress(stage, total)
-            bar.update(done)
-
+        """An update function (done, ...) for a loop; it raises where the user stops."""
+        bar = self.host.progress(stage, total)
         try:
             self.host.check_interrupt()
-            yield update
+            yield lambda done, *_: bar.update(done)
         finally:
-            if bar:
-                bar.close()
+            bar.close()
 
 
 def _record(

@@ -12,6 +12,8 @@ from .handle import ModelHandle
 from .host import bordered, engine
 from .sockets import ModelSocket, audio_from, audio_of, latent_of, latents_from
 
+MIB = 1 << 20
+
 
 class VAEDecodeTiled(io.ComfyNode):
     @classmethod
@@ -27,6 +29,7 @@ class VAEDecodeTiled(io.ComfyNode):
                 ModelSocket.Input("model", tooltip="From Load ACE-Step."),
                 io.Latent.Input("latent", tooltip="Audio latents, as the DiT Sampler gives them."),
                 _tile_input(),
+                _memory_input(),
             ],
             outputs=[
                 io.Audio.Output(
@@ -37,8 +40,11 @@ class VAEDecodeTiled(io.ComfyNode):
 
     @classmethod
     @bordered
-    def execute(cls, model: ModelHandle, latent: Mapping[str, Any], tile: float) -> io.NodeOutput:
-        audio = engine().decode(model.spec, latents_from(latent), round(tile * FRAME_RATE))
+    def execute(
+        cls, model: ModelHandle, latent: Mapping[str, Any], tile: float, max_memory: int = 0
+    ) -> io.NodeOutput:
+        limits = round(tile * FRAME_RATE), max_memory * MIB
+        audio = engine().decode(model.spec, latents_from(latent), *limits)
         return io.NodeOutput(audio_of(audio))
 
 
@@ -55,6 +61,7 @@ class VAEEncodeTiled(io.ComfyNode):
                 ModelSocket.Input("model", tooltip="From Load ACE-Step."),
                 io.Audio.Input("audio", tooltip="Any sound; it is brought to 48 kHz stereo."),
                 _tile_input(),
+                _memory_input(),
             ],
             outputs=[
                 io.Latent.Output(
@@ -67,8 +74,11 @@ class VAEEncodeTiled(io.ComfyNode):
 
     @classmethod
     @bordered
-    def execute(cls, model: ModelHandle, audio: Mapping[str, Any], tile: float) -> io.NodeOutput:
-        latents = engine().encode(model.spec, audio_from(audio), round(tile * FRAME_RATE))
+    def execute(
+        cls, model: ModelHandle, audio: Mapping[str, Any], tile: float, max_memory: int = 0
+    ) -> io.NodeOutput:
+        limits = round(tile * FRAME_RATE), max_memory * MIB
+        latents = engine().encode(model.spec, audio_from(audio), *limits)
         return io.NodeOutput(latent_of(latents))
 
 
@@ -82,4 +92,17 @@ def _tile_input() -> Any:
         advanced=True,
         tooltip="Seconds of sound worked on at once. Smaller needs less memory. 0: chosen from the "
         "free memory.",
+    )
+
+
+def _memory_input() -> Any:
+    return io.Int.Input(
+        "max_memory",
+        default=0,
+        min=0,
+        max=1_000_000,
+        optional=True,
+        advanced=True,
+        tooltip="MiB that the work may take beside the model; the tile is chosen to keep it. "
+        "0: what is free.",
     )

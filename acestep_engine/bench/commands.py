@@ -25,7 +25,9 @@ def add_to(kinds: Any) -> None:
     one.add_argument("--seconds", type=float, default=10.0, help="length of the song")
     one.add_argument("--steps", type=int, default=8, choices=range(1, 9), help="of the eight")
     _add_common(one, run_dit)
-    one = kinds.add_parser("vae", help="the tiled decode")
+    one = kinds.add_parser("vae", help="the tiled VAE")
+    one.add_argument("--op", default="decode", choices=("decode", "encode"))
+    one.add_argument("--one-shot", action="store_true", help="also without tiles")
     one.add_argument("--seconds", type=float, default=30.0, help="length of the song")
     one.add_argument("--tile", type=int, default=0, help="latent frames, 0: automatic")
     _add_common(one, run_vae)
@@ -54,8 +56,8 @@ def run_dit(options: argparse.Namespace) -> str:
 
 
 def run_vae(options: argparse.Namespace) -> str:
-    length = options.seconds, options.precision, options.tile
-    return vae.run(*length, options.turns, not options.no_peer)
+    song = vae.Song(options.op, options.seconds, options.precision, options.tile)
+    return vae.run(song, options.turns, not options.no_peer, options.one_shot)
 
 
 def run_mlx(options: argparse.Namespace) -> str:

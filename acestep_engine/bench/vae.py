@@ -1,4 +1,4 @@
-"""`bench vae`: time and peak memory of the tiled decode, against diffusers' in the same run.
+"""`bench vae`: time and peak memory of tiled decode and encode, against diffusers' in the same run.
 
 Peaks are resident memory above what stands before the call, so they hold the output as well.
 """
@@ -6,6 +6,7 @@ Peaks are resident memory above what stands before the call, so they hold the ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,49 +18,72 @@ from ..errors import UnsupportedRuntime
 from ..models_torch.oobleck import Oobleck, Snake
 from ..runtime import Wish, choose, probe
 from ..store import DTYPES
-from ..types import FRAME_RATE, LATENT_CHANNELS
-from ..vae.tiling import DECODE_OVERLAP, decode
+from ..types import FRAME_RATE, HOP, LATENT_CHANNELS
+from ..vae.memory import MIB, Op, peak_bytes
+from ..vae.tiling import DECODE_OVERLAP, ENCODE_OVERLAP, decode, encode
 from .measure import interleave, median, random_model, report
 
-MIB = 1 << 20
 PEER_TILE, PEER_OVERLAP = 512, 64  # what diffusers tiles with
 
 
-def run(seconds: float, precision: str, tile: int, turns: int, peer: bool) -> str:
-    """The table and the JSON line for a song of `seconds`, decoded in tiles of `tile` frames."""
-    runtime = choose(probe(), Wish(device="cpu", precision=precision))  # pyright: ignore[reportArgumentType]
-    dtype = DTYPES[runtime.precision]
-    vae = random_model(lambda: Oobleck(VAEConfig()), dtype)
+@dataclass(frozen=True, slots=True)
+class Song:
+    op: Op
+    seconds: float
+    precision: str
+    tile: int = 0  # latent frames, 0: automatic
+
+
+def run(song: Song, turns: int, peer: bool, one_shot: bool = False) -> str:
+    """The table and the JSON line for `song`, tiled; `one_shot` adds rows without tiles."""
+    runtime = choose(probe(), Wish(device="cpu", precision=song.precision))  # pyright: ignore[reportArgumentType]
+    dtype, tile = DTYPES[runtime.precision], song.tile or runtime.tile
+    config = VAEConfig()
+    vae = random_model(lambda: Oobleck(config), dtype)
     for part in vae.modules():
         if isinstance(part, Snake):
             part.alpha.zero_()
             part.beta.zero_()
-    codec = TorchCodec(vae, "cpu", dtype)
-    generator = torch.Generator().manual_seed(0)
-    latents = torch.randn(1, LATENT_CHANNELS, round(seconds * FRAME_RATE), generator=generator)
-    tile = tile or runtime.tile
-    calls: dict[str, Callable[[], Tensor]] = {
-        "ours": lambda: decode(codec.decode, latents, tile, lambda done, total: None)
+    frames = round(song.seconds * FRAME_RATE)
+    given = _input(song.op, frames)
+    work = getattr(TorchCodec(vae, "cpu", dtype), song.op)
+    tiled = decode if song.op == "decode" else encode
+    calls: dict[str, Callable[[], object]] = {
+        "ours": lambda: tiled(work, given, tile, lambda done, total: None)
     }
+    if one_shot:
+        calls["ours, one shot"] = lambda: work(given)
     if peer:
-        calls["diffusers"] = _diffusers(vae, latents.to(dtype))
+        calls["diffusers"] = _diffusers(vae, song.op, given.to(dtype), tiles=True)
+    if peer and one_shot:
+        calls["diffusers, one shot"] = _diffusers(vae, song.op, given.to(dtype), tiles=False)
     peaks = {name: peak_of(call) for name, call in calls.items()}
     times = {name: median(values) for name, values in interleave(turns, calls).items()}
     rows = [{"who": name, "s": times[name], "peak_mb": peaks[name]} for name in calls]
     result = {
-        "op": "decode",
-        "seconds": seconds,
+        "op": song.op,
+        "seconds": song.seconds,
         "dtype": runtime.precision,
         "tile": tile,
-        "overlap": DECODE_OVERLAP,
+        "overlap": DECODE_OVERLAP if song.op == "decode" else ENCODE_OVERLAP,
         "s": times["ours"],
-        "peer": f"diffusers tiled {PEER_TILE}/{PEER_OVERLAP}",
+        "peer": f"diffusers tiled {PEER_TILE}/{PEER_OVERLAP}"
+        if song.op == "decode"
+        else "diffusers",
         "peer_s": times.get("diffusers"),
         "ratio": times["ours"] / times["diffusers"] if peer else None,
         "peak_mb": peaks["ours"],
         "peer_peak_mb": peaks.get("diffusers"),
+        "predicted_peak_mb": peak_bytes(song.op, min(tile, frames), config, runtime.precision)
+        / MIB,
     }
     return report(rows, result)
+
+
+def _input(op: Op, frames: int) -> Tensor:
+    shape = (1, LATENT_CHANNELS, frames) if op == "decode" else (1, 2, frames * HOP)
+    scale = 1.0 if op == "decode" else 0.2
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale
 
 
 def peak_of(call: Callable[[], object]) -> float:
@@ -78,7 +102,7 @@ def peak_of(call: Callable[[], object]) -> float:
     return (read("VmHWM:") - before) / MIB
 
 
-def _diffusers(vae: Oobleck, latents_BCT: Tensor) -> Callable[[], Tensor]:
+def _diffusers(vae: Oobleck, op: Op, given: Tensor, tiles: bool) -> Callable[[], object]:
     try:
         from diffusers import AutoencoderOobleck
     except ImportError as error:
@@ -92,11 +116,12 @@ def _diffusers(vae: Oobleck, latents_BCT: Tensor) -> Callable[[], Tensor]:
         if hasattr(module, "weight_g"):
             torch.nn.utils.remove_weight_norm(module)
     peer.load_state_dict(vae.state_dict(), assign=True)
-    peer.eval().enable_tiling()
+    peer.eval()
+    if tiles:
+        peer.enable_tiling()
 
     @torch.inference_mode()
-    def call() -> Tensor:
-        decoded = peer.decode(latents_BCT)  # pyright: ignore[reportArgumentType]
-        return decoded.sample  # pyright: ignore[reportAttributeAccessIssue]
+    def call() -> object:
+        return getattr(peer, op)(given)
 
     return call
