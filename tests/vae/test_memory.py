@@ -36,6 +36,9 @@ def test_the_prediction_grows_with_the_tile_and_shrinks_with_the_precision(op) -
     [
         ("decode", "fp32", 64, 423),
         ("decode", "fp32", 256, 941),
+        ("decode", "fp32", 128, 562),
+        ("decode", "fp32", 512, 1743),
+        ("decode", "bf16", 512, 990),
         ("decode", "bf16", 64, 233),
         ("decode", "bf16", 256, 613),
         ("encode", "fp32", 64, 243),
