@@ -18,6 +18,7 @@ from ..models_torch.encoders import ConditionEncoder
 from ..models_torch.fsq import AudioDetokenizer, AudioTokenizer
 from ..models_torch.oobleck import Oobleck
 from ..models_torch.qwen3 import Qwen3Model
+from ..runtime import Runtime
 from .torch_base import Backend, work
 from .torch_lm import TorchLanguageModel
 
@@ -99,9 +100,9 @@ class TorchVelocity(Backend[DiT]):
 
 
 class TorchCodec(Backend[Oobleck]):
-    def __init__(self, module: Oobleck, device: torch.device | str, dtype: torch.dtype) -> None:
-        super().__init__(module, device, dtype)
-        if self.device.type == "cpu":
+    @staticmethod
+    def pack(module: Oobleck, runtime: Runtime) -> None:
+        if runtime.device == "cpu":
             cpu_conv.arrange(module)
 
     @work

@@ -5,9 +5,10 @@ Peaks are resident memory above what stands before the call, so they hold the ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..backends.torch_eager import TorchCodec
 from ..config import VAEConfig
 from ..errors import UnsupportedRuntime
 from ..models_torch.oobleck import Oobleck, Snake
-from ..runtime import Wish, choose, probe
+from ..runtime import Runtime, Wish, choose, probe
 from ..store import DTYPES
 from ..types import FRAME_RATE, HOP, LATENT_CHANNELS
 from ..vae.memory import MIB, Op, peak_bytes
@@ -33,23 +34,22 @@ class Song:
     precision: str
     tile: int = 0  # latent frames, 0: automatic
 
+    @property
+    def frames(self) -> int:
+        return round(self.seconds * FRAME_RATE)
+
 
 def run(song: Song, turns: int, peer: bool, one_shot: bool = False) -> str:
     """The table and the JSON line for `song`, tiled; `one_shot` adds rows without tiles."""
     runtime = choose(probe(), Wish(device="cpu", precision=song.precision))  # pyright: ignore[reportArgumentType]
-    dtype, tile = DTYPES[runtime.precision], song.tile or runtime.tile
-    config = VAEConfig()
-    vae = random_model(lambda: Oobleck(config), dtype)
-    for part in vae.modules():
-        if isinstance(part, Snake):
-            part.alpha.zero_()
-            part.beta.zero_()
-    frames = round(song.seconds * FRAME_RATE)
-    given = _input(song.op, frames)
+    song = replace(song, precision=runtime.precision, tile=song.tile or runtime.tile)
+    dtype = DTYPES[runtime.precision]
+    vae = _model(runtime)
+    given = _input(song)
     work = getattr(TorchCodec(vae, "cpu", dtype), song.op)
     tiled = decode if song.op == "decode" else encode
     calls: dict[str, Callable[[], object]] = {
-        "ours": lambda: tiled(work, given, tile, lambda done, total: None)
+        "ours": lambda: tiled(work, given, song.tile, lambda done, total: None)
     }
     if one_shot:
         calls["ours, one shot"] = lambda: work(given)
@@ -60,29 +60,45 @@ def run(song: Song, turns: int, peer: bool, one_shot: bool = False) -> str:
     peaks = {name: peak_of(call) for name, call in calls.items()}
     times = {name: median(values) for name, values in interleave(turns, calls).items()}
     rows = [{"who": name, "s": times[name], "peak_mb": peaks[name]} for name in calls]
-    result = {
+    return report(rows, _result(song, vae.config, times, peaks))
+
+
+def _result(
+    song: Song, config: VAEConfig, times: Mapping[str, float], peaks: Mapping[str, float]
+) -> dict[str, Any]:
+    decodes, peer = song.op == "decode", "diffusers" in times
+    predicted = peak_bytes(song.op, min(song.tile, song.frames), config, song.precision)
+    return {
         "op": song.op,
         "seconds": song.seconds,
-        "dtype": runtime.precision,
-        "tile": tile,
-        "overlap": DECODE_OVERLAP if song.op == "decode" else ENCODE_OVERLAP,
+        "dtype": song.precision,
+        "tile": song.tile,
+        "overlap": DECODE_OVERLAP if decodes else ENCODE_OVERLAP,
         "s": times["ours"],
-        "peer": f"diffusers tiled {PEER_TILE}/{PEER_OVERLAP}"
-        if song.op == "decode"
-        else "diffusers",
+        "peer": f"diffusers tiled {PEER_TILE}/{PEER_OVERLAP}" if decodes else "diffusers",
         "peer_s": times.get("diffusers"),
         "ratio": times["ours"] / times["diffusers"] if peer else None,
         "peak_mb": peaks["ours"],
         "peer_peak_mb": peaks.get("diffusers"),
-        "predicted_peak_mb": peak_bytes(song.op, min(tile, frames), config, runtime.precision)
-        / MIB,
+        "predicted_peak_mb": predicted / MIB,
     }
-    return report(rows, result)
 
 
-def _input(op: Op, frames: int) -> Tensor:
-    shape = (1, LATENT_CHANNELS, frames) if op == "decode" else (1, 2, frames * HOP)
-    scale = 1.0 if op == "decode" else 0.2
+def _model(runtime: Runtime) -> Oobleck:
+    """The VAE at its real size, whose snakes are tame, so that random weights stay finite."""
+    vae = random_model(lambda: Oobleck(VAEConfig()), DTYPES[runtime.precision])
+    for part in vae.modules():
+        if isinstance(part, Snake):
+            part.alpha.zero_()
+            part.beta.zero_()
+    TorchCodec.pack(vae, runtime)
+    return vae
+
+
+def _input(song: Song) -> Tensor:
+    decodes = song.op == "decode"
+    shape = (1, LATENT_CHANNELS, song.frames) if decodes else (1, 2, song.frames * HOP)
+    scale = 1.0 if decodes else 0.2
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale
 
 

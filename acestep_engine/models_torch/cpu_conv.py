@@ -15,7 +15,10 @@ CONV, TRANSPOSED = (0, 2, 1), (2, 1, 0)  # dimensions of a weight, outermost in 
 
 
 def arrange(module: nn.Module) -> None:
-    """Lay out the weights of `module` as the functions below read them; shapes do not change."""
+    """Lay out the weights of `module` as the functions below read them fastest.
+
+    Only strides change: the functions take weights that were not laid out as well, and copy them.
+    """
     for layer in module.modules():
         if isinstance(layer, nn.Conv1d | nn.ConvTranspose1d):
             order = TRANSPOSED if isinstance(layer, nn.ConvTranspose1d) else CONV

@@ -9,17 +9,21 @@ from diffusers import AutoencoderOobleck
 from acestep_engine.backends.torch_eager import TorchCodec
 from acestep_engine.config import VAEConfig
 from acestep_engine.errors import OutOfMemory
+from acestep_engine.models_torch import cpu_conv
 from acestep_engine.models_torch.oobleck import Oobleck, Snake
+from acestep_engine.runtime import Runtime
 
 CONFIG = VAEConfig(encoder_hidden_size=8, decoder_channels=4, decoder_input_channels=4)
 
 
-@pytest.fixture(scope="module")
-def codec(build):
+@pytest.fixture(scope="module", params=["as loaded", "arranged"])
+def codec(build, request):
     module = build(Oobleck, CONFIG)
     for name, parameter in module.named_parameters():
         if name.endswith("weight"):
             parameter.mul_(0.6)  # else snakes blow the signal up, and its rounding with it
+    if request.param == "arranged":
+        cpu_conv.arrange(module)
     return TorchCodec(module, "cpu", torch.float32)
 
 
@@ -97,6 +101,15 @@ def test_snake_has_the_known_value(randn) -> None:
         assert float(x) == 1.5
         half = snake(torch.full((1, 1, 1), 100.0, dtype=torch.float16))
         assert abs(float(half) - float(snake(torch.full((1, 1, 1), 100.0)))) < 0.1
+
+
+@pytest.mark.parametrize(("device", "arranged"), [("cpu", True), ("cuda", False)])
+def test_weights_are_laid_out_for_the_cpu_alone(device, arranged, build) -> None:
+    module = build(Oobleck, CONFIG)
+    TorchCodec.pack(module, Runtime(device, "fp32", "eager", 256))
+    conv, spread = module.decoder.block[0].res_unit1.conv1, module.decoder.block[0].conv_t1
+    assert conv.weight.permute(cpu_conv.CONV).is_contiguous() == arranged
+    assert spread.weight.permute(cpu_conv.TRANSPOSED).is_contiguous() == arranged
 
 
 def test_a_failed_allocation_is_an_out_of_memory_error() -> None:
