@@ -344,8 +344,8 @@ class Engine:
         tile, limit = wish
         runtime = self.store.runtime(model)
         config, precision = self.store.backend(model, "vae").module.config, runtime.precision
-        most = min(tile or runtime.tile, frames)
-        room = limit or memory.peak_bytes(op, most, config, precision)
+        most = memory.peak_bytes(op, min(tile or runtime.tile, frames), config, precision)
+        room = min(limit, most) if limit else most
         codec = self.store.backend(model, "vae", room)  # the host makes room before it is measured
         free = limit or self.host.free_memory(codec.device)
         budget = memory.Budget(tile, runtime.tile, free, strict=limit > 0)

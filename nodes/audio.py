@@ -103,6 +103,6 @@ def _memory_input() -> Any:
         max=1_000_000,
         optional=True,
         advanced=True,
-        tooltip="MiB that the work may take beside the model; the tile is chosen to keep it. "
-        "0: what is free.",
+        tooltip="MiB that the work may take beside the model; the tile is chosen to keep it, by "
+        "an estimate. 0: what is free.",
     )
