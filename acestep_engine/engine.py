@@ -348,7 +348,7 @@ class Engine:
         room = min(limit, most) if limit else most
         codec = self.store.backend(model, "vae", room)  # the host makes room before it is measured
         free = limit or self.host.free_memory(codec.device)
-        budget = memory.Budget(tile, runtime.tile, free, strict=limit > 0)
+        budget = memory.Budget(tile, runtime.tile, free, limit > 0, runtime.device != "cpu")
         self.windows[op] = memory.choose(op, frames, config, precision, budget)
         return codec, self.windows[op].tile
 

@@ -57,12 +57,14 @@ class Budget:
     """tile: asked for, 0 leaves it to the budget, which then gives `most` frames at most.
 
     limit: bytes, 0: unknown. strict: the user named the limit, so even a wished tile must keep it.
+    guess: the estimate was not measured on such a device, so what seems too large is tried anyway.
     """
 
     tile: int
     most: int
     limit: int
     strict: bool = False
+    guess: bool = False
 
 
 def peak_bytes(op: Op, tile: int, config: VAEConfig, precision: str) -> int:
@@ -93,6 +95,8 @@ def choose(op: Op, frames: int, config: VAEConfig, precision: str, budget: Budge
         tiles = [budget.most, *(tile for tile in LADDER if tile < budget.most)]
     free = math.inf if budget.limit == 0 or (budget.tile and not budget.strict) else budget.limit
     fitting = [found for found in map(window, tiles) if found.peak <= free]
+    if not fitting and budget.guess and not budget.strict:
+        fitting = [window(tiles[-1])]
     if not fitting:
         raise OutOfMemory(_complaint(op, window(tiles[-1]), budget))
     best = fitting[0]

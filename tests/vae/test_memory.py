@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,10 @@ def test_memory_does_not_grow_with_the_song_beyond_its_output() -> None:
     own = [peak - out for peak, out in zip(json.loads(run.stdout), outputs, strict=True)]
     untiled = own[0] * 3000 / 256
     assert max(own) < max(2 * own[0], own[0] + 40) < untiled
+
+
+def test_where_the_estimate_is_a_guess_the_smallest_tile_is_tried() -> None:
+    budget = Budget(0, 512, 1, guess=True)
+    assert choose("decode", 900, REAL, "bf16", budget).tile == 64
+    with pytest.raises(OutOfMemory, match="limit"):
+        choose("decode", 900, REAL, "bf16", replace(budget, strict=True))
