@@ -10,7 +10,7 @@ SECONDS ?= 10
 SEED ?= 0
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
-.PHONY: song test lint format venv clean
+.PHONY: song test gpu-check lint format venv clean
 
 song: $(VENV)/run.stamp ## a song from words: MODEL=folder|file|preset OUT= CAPTION= LYRICS= SECONDS= SEED=
 	@$(PY) -m acestep_engine song --model "$(MODEL)" --out "$(OUT)" --caption "$(CAPTION)" \
@@ -18,6 +18,9 @@ song: $(VENV)/run.stamp ## a song from words: MODEL=folder|file|preset OUT= CAPT
 
 test: $(VENV)/test.stamp ## every test that runs without a GPU or a ComfyUI checkout
 	@$(PY) -m pytest $(ARGS)
+
+gpu-check: $(VENV)/run.stamp ## parity, speed and memory on a CUDA device, in minutes and offline
+	@$(PY) -m acestep_engine bench gpu $(ARGS)
 
 lint: $(VENV)/test.stamp ## format, lint and types, as continuous integration runs them
 	@$(VENV)/bin/ruff format --check .

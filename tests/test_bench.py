@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from acestep_engine.__main__ import main
-from acestep_engine.bench import dit, lm, quality, vae
+from acestep_engine.bench import dit, gpu, lm, quality, vae
 from acestep_engine.bench.measure import bandwidth, interleave, random_model, report
 from acestep_engine.config import VAEConfig
+from acestep_engine.errors import UnsupportedRuntime
 from acestep_engine.models_torch.oobleck import Oobleck
 
 
@@ -91,3 +92,37 @@ def test_the_bandwidth_is_that_of_a_computer() -> None:
 
 def test_a_peak_counts_what_is_allocated_and_freed() -> None:
     assert 60 < vae.peak_of(lambda: torch.ones(16 << 20)) < 200
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_runs_through_on_a_cpu_at_tiny_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "gpu", "--device", "cpu", "--size", "tiny"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(result) == {*gpu.PARTS, "failed", "seconds"}
+    assert result["failed"] == []
+    assert result["parity"]["fp32"]["same"]
+    assert result["parity"]["states_gap_fp32"] == 0
+    for size in ("0.6B", "1.7B"):
+        rates = result[f"lm_{size}"]
+        for mode in ("eager", "graph"):
+            assert rates[f"{mode}_tok_s"] / rates["bound_tok_s"] == pytest.approx(
+                rates[f"{mode}_share"]
+            )
+    assert result["dit_2B"]["s_per_render"] > 0
+    assert {"tile_256", "tile_512", "one_shot"} < set(result["vae"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a CUDA device nothing fails")
+def test_a_part_that_fails_is_reported_in_its_own_words() -> None:
+    result = gpu.apart("parity", "cuda", "tiny")
+    assert set(result) == {"error"}
+    assert "cuda" in result["error"].lower()
+    with pytest.raises(UnsupportedRuntime, match="--device cpu --size tiny"):
+        gpu.run("cuda", "full")
+
+
+def test_a_part_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "LIMIT", 0.01)
+    assert gpu.apart("machine", "cpu", "tiny") == {"error": "not done after 0.01 s"}

@@ -96,8 +96,8 @@ class GraphSession(TorchSession):
             return ids, uniform, capture(body, self.device)
         except RuntimeError as error:
             logger.warning(
-                "ACE-Step: capturing the step as a CUDA graph failed, so it runs eagerly, with the "
-                "same result but slower: %s. Mode 'eager' avoids the attempt.",
+                "ACE-Step: capturing the step as a CUDA graph failed, so it runs eagerly, which is "
+                "slower: %s. Mode 'eager' avoids the attempt.",
                 error,
             )
             return None

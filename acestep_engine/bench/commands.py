@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from ..runtime import PrecisionWish, Wish, choose, probe
-from . import dit, lm, quality, vae
+from . import dit, gpu, lm, quality, vae
 
 
 def add_to(kinds: Any) -> None:
@@ -36,6 +36,11 @@ def add_to(kinds: Any) -> None:
     one.add_argument("--width", type=int, default=1, help="channels of the VAE, 128 are real")
     one.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
     one.set_defaults(measure=run_mlx)
+    one = kinds.add_parser("gpu", help="parity, speed and memory on a CUDA device, without a peer")
+    one.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    one.add_argument("--size", default="full", choices=("full", "tiny"))
+    one.add_argument("--part", choices=tuple(gpu.PARTS), help="this one only, as it stands")
+    one.set_defaults(measure=run_gpu)
 
 
 def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], str]) -> None:
@@ -65,3 +70,9 @@ def run_mlx(options: argparse.Namespace) -> str:
     from . import mlx
 
     return mlx.run(options.frames, options.width, options.precision)
+
+
+def run_gpu(options: argparse.Namespace) -> str:
+    if options.part:
+        return gpu.run_part(options.part, options.device, options.size)
+    return gpu.run(options.device, options.size)

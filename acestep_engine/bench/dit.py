@@ -54,16 +54,10 @@ def run(size: str, precision: str, seconds: float, steps: int, turns: int, peer:
     dtype = DTYPES[runtime.precision]
     model = random_model(lambda: DiT(SIZES[size]), dtype)
     TorchVelocity.finish(model, dtype)
-    conditions, noise_BTC = _inputs(SIZES[size], round(seconds * FRAME_RATE))
+    conditions, noise_BTC = inputs(SIZES[size], round(seconds * FRAME_RATE))
     settings = sample.resolve(DiTSampling(), "turbo")
     settings = replace(settings, nodes=settings.nodes[: steps + 1])
-    velocity = TorchVelocity(model, "cpu", dtype)
-
-    def ours() -> Tensor:
-        branches = sample.prepare(velocity, conditions, settings)
-        *_, last = sample.denoise(velocity, branches, noise_BTC, settings)
-        return last.x_BTC
-
+    ours = render_of(TorchVelocity(model, "cpu", dtype), conditions, noise_BTC, settings)
     calls: dict[str, Callable[[], Tensor]] = {"ours": ours}
     peaks = {"ours": _peak_of(ours)}
     if peer:
@@ -85,7 +79,23 @@ def run(size: str, precision: str, seconds: float, steps: int, turns: int, peer:
     return report(rows, result)
 
 
-def _inputs(config: DiTConfig, frames: int) -> tuple[Conditions, Tensor]:
+def render_of(
+    velocity: TorchVelocity,
+    conditions: Conditions,
+    noise_BTC: Tensor,
+    settings: sample.ResolvedSampling,
+) -> Callable[[], Tensor]:
+    """A whole render through the engine's loop."""
+
+    def render() -> Tensor:
+        branches = sample.prepare(velocity, conditions, settings)
+        *_, last = sample.denoise(velocity, branches, noise_BTC, settings)
+        return last.x_BTC
+
+    return render
+
+
+def inputs(config: DiTConfig, frames: int) -> tuple[Conditions, Tensor]:
     generator = torch.Generator().manual_seed(0)
     encoder_BLD = torch.randn(1, TOKENS, config.encoder_hidden_size, generator=generator)
     context_BTC = torch.randn(1, frames, 2 * config.audio_acoustic_hidden_dim, generator=generator)

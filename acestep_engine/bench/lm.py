@@ -95,11 +95,8 @@ def _result(
     size: str, precision: str, lm: TorchLanguageModel, rows: list[dict[str, Any]], turns: int
 ) -> dict[str, Any]:
     """The JSON line: the first context counts for the rate, 100 and 3,000 for the growth."""
-    read = bandwidth()
-    lm.logits(torch.zeros(2, lm.module.config.hidden_size, device=lm.device), QWEN3.code_ids)
-    head = lm.module.head(QWEN3.code_ids)  # there is one if it is packed
-    plain = QWEN3.codes * lm.module.config.hidden_size * lm.dtype.itemsize
-    bound = read / (nbytes(lm.module.layers) + (nbytes(head) if head else plain))
+    read = bandwidth(device=lm.device)
+    bound = read / weight_bytes(lm)
     logits_BV = torch.randn(2, QWEN3.codes, generator=torch.Generator().manual_seed(0))
     calls = {
         "short": step_of(lm, 100, turns, 1),
@@ -123,6 +120,15 @@ def _result(
         "sampling_share": seconds["sampling"] / seconds["short"],
         "batch4_ratio": 4 * seconds["short"] / seconds["four"],
     }
+
+
+def weight_bytes(lm: TorchLanguageModel) -> int:
+    """What a step must read: all layers, and the rows of the head that score codes."""
+    width = lm.module.config.hidden_size
+    lm.logits(torch.zeros(2, width, device=lm.device), QWEN3.code_ids)
+    head = lm.module.head(QWEN3.code_ids)  # there is one if it is packed
+    plain = QWEN3.codes * width * lm.dtype.itemsize
+    return nbytes(lm.module.layers) + (nbytes(head) if head else plain)
 
 
 def _transformers(

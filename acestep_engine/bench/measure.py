@@ -18,12 +18,17 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def interleave(turns: int, calls: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each call in `turns` rounds of A B A B; one round before is not counted."""
+    """Seconds of each call in `turns` rounds of A B A B; one round before is not counted.
+
+    A call is over when the device has done what it was given.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns + 1):
         for name, call in calls.items():
             start = time.perf_counter()
             call()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
             if turn:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
@@ -33,23 +38,32 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def bandwidth(size: int = 1 << 28, turns: int = 5) -> float:
-    """Bytes a second that this machine reads from main memory, by summing a large array."""
-    data = torch.ones(size // 8, dtype=torch.int64)
-    seconds = interleave(turns, {"read": lambda: data.sum()})["read"]
-    return size / min(seconds)
+def bandwidth(size: int = 1 << 28, turns: int = 5, device: torch.device | str = "cpu") -> float:
+    """Bytes a second that `device` reads, by summing a large array; on a GPU also by copying it,
+    where what is written counts as well, and the better of both is taken."""
+    data = torch.ones(size // 8, dtype=torch.int64, device=device)
+    calls: dict[str, Callable[[], object]] = {"read": lambda: data.sum()}
+    if data.is_cuda:
+        other = torch.empty_like(data)
+        calls["copy"] = lambda: other.copy_(data)
+    seconds = interleave(turns, calls)
+    return max(size * (2 if name == "copy" else 1) / min(seconds[name]) for name in calls)
 
 
 def random_model(
-    build: Callable[[], Model], dtype: torch.dtype, seed: int = 0, scale: float = 0.02
+    build: Callable[[], Model],
+    dtype: torch.dtype,
+    seed: int = 0,
+    scale: float = 0.02,
+    device: torch.device | str = "cpu",
 ) -> Model:
     """A model of real size with random weights in `dtype`; norms are one, biases zero."""
     with torch.device("meta"):
         model = build()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in list(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        value = torch.empty(parameter.shape, dtype=dtype)
+        value = torch.empty(parameter.shape, dtype=dtype, device=device)
         if parameter.ndim == 1:
             value.fill_(1.0 if leaf == "weight" else 0.0)
         else:

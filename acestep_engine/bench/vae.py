@@ -85,14 +85,25 @@ def _result(
 
 
 def _model(runtime: Runtime) -> Oobleck:
-    """The VAE at its real size, whose snakes are tame, so that random weights stay finite."""
-    vae = random_model(lambda: Oobleck(VAEConfig()), DTYPES[runtime.precision])
+    vae = model_of(VAEConfig(), DTYPES[runtime.precision])
+    TorchCodec.pack(vae, runtime)
+    return vae
+
+
+def model_of(config: VAEConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> Oobleck:
+    """Random weights, and snakes that bend as those of a trained model begin."""
+    vae = random_model(lambda: Oobleck(config), dtype, device=device)
     for part in vae.modules():
         if isinstance(part, Snake):
             part.alpha.zero_()
             part.beta.zero_()
-    TorchCodec.pack(vae, runtime)
     return vae
+
+
+def latents_of(seconds: float) -> Tensor:
+    """Random latents (1, 64, T)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, LATENT_CHANNELS, round(seconds * FRAME_RATE), generator=generator)
 
 
 def _input(song: Song) -> Tensor:
