@@ -84,8 +84,9 @@ def _wish_inputs() -> list[Any]:
         ),
         "precision": (
             get_args(PrecisionWish),
-            "Number format of the computation. auto: bf16 where the device has it, else fp32. int8 "
-            "and int4 pack large weights, where the device gains by it.",
+            "Number format of the computation. auto: bf16 where the device has it, else fp32, and "
+            "on a CPU the language model in 8 bits. int8 and int4 pack large weights, where the "
+            "device gains by it.",
         ),
         "mode": (
             get_args(ModeWish),
