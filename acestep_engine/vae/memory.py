@@ -31,7 +31,8 @@ MIB = 1 << 20
 #   decode: fp32 at 64, 128, 256 and 512 frames, bf16 at 64, 256 and 512;
 #   encode: fp32 and bf16 at 64 and 256.
 # What comes out is between 10 % too low and 14 % too high there (encode in bf16 is the worst at
-# both ends; decode in fp32 stays within 6 %).
+# both ends; decode in fp32 stays within 6 %), on one thread. On two, whose scratch memory is used
+# again sooner, a decode was seen to take up to a quarter less than predicted.
 # Not measured, only estimates: fp16, which takes the figures of bf16, and every device but the CPU.
 # MLX is known to need several times as much where it convolves on the CPU.
 COSTS: dict[tuple[Op, str], tuple[int, float]] = {
