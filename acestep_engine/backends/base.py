@@ -61,8 +61,9 @@ class LanguageModel(Protocol):
         """Memory that `open` will take."""
         ...
 
-    def rows_agree(self, rows: int, unit: int) -> bool:
-        """Whether a row among `rows` rows gets the same bits as among `unit` rows."""
+    def rows_agree(self, rows: int, unit: int, head: slice) -> bool:
+        """Whether a row among `rows` rows gets the same bits as among `unit` rows, up to the scores
+        of the head rows `head`."""
         ...
 
 

@@ -167,8 +167,8 @@ class MLXLanguageModel(_Backend[Qwen3Model]):
         return KVCache.nbytes(self.module.config, rows, capacity, self.dtype)
 
     @memory_errors()
-    def rows_agree(self, rows: int, unit: int) -> bool:
-        """Tried out on the first layer and the head: a kernel may depend on the number of rows."""
+    def rows_agree(self, rows: int, unit: int, head: slice) -> bool:
+        """Tried out on the first layer and `head`: a kernel may depend on the number of rows."""
         config = self.module.config
         values = np.random.default_rng(0).standard_normal((rows, 1, config.hidden_size))
         x_BLD = mx.array(values).astype(self.dtype)
@@ -176,7 +176,7 @@ class MLXLanguageModel(_Backend[Qwen3Model]):
 
         def work(x_BLD: mx.array) -> tuple[mx.array, mx.array]:
             states_BLD = self.module.layers[0](x_BLD, span, None)
-            return states_BLD, self._scores(x_BLD[:, 0], slice(0, config.vocab_size))
+            return states_BLD, self._scores(x_BLD[:, 0], head)
 
         pairs = [work(x_BLD[row : row + unit]) for row in range(0, rows, unit)]
         alone = (mx.concatenate(list(parts)) for parts in zip(*pairs, strict=True))

@@ -120,9 +120,9 @@ class TorchLanguageModel(Backend[Qwen3Model]):
     def cache_bytes(self, rows: int, capacity: int) -> int:
         return KVCache.nbytes(self.module.config, rows, capacity, self.dtype)
 
-    @torch.inference_mode()
-    def rows_agree(self, rows: int, unit: int) -> bool:
-        """Tried out on the first layer and the head: a kernel may depend on the number of rows."""
+    @work
+    def rows_agree(self, rows: int, unit: int, head: slice) -> bool:
+        """Tried out on the first layer and `head`: a kernel may depend on the number of rows."""
         config = self.module.config
         generator = torch.Generator().manual_seed(0)
         x_BLD = torch.randn(rows, 1, config.hidden_size, generator=generator)
@@ -130,9 +130,8 @@ class TorchLanguageModel(Backend[Qwen3Model]):
         start = torch.zeros(1, device=self.device)
         span = Span(rotary_table(start, config, self.stream), causal=True)
 
-        def work(x_BLD: Tensor) -> tuple[Tensor, Tensor]:
-            states_BLD = self.module.layers[0](x_BLD, span, None)
-            return states_BLD, self.logits(x_BLD[:, 0], slice(0, config.vocab_size))
+        def tried(x_BLD: Tensor) -> tuple[Tensor, Tensor]:
+            return self.module.layers[0](x_BLD, span, None), self.logits(x_BLD[:, 0], head)
 
-        alone = [torch.cat(parts) for parts in zip(*map(work, x_BLD.split(unit)), strict=True)]
-        return all(map(torch.equal, work(x_BLD), alone))
+        alone = [torch.cat(parts) for parts in zip(*map(tried, x_BLD.split(unit)), strict=True)]
+        return all(map(torch.equal, tried(x_BLD), alone))

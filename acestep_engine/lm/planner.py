@@ -149,7 +149,7 @@ def _shares(lm: LanguageModel, songs: list[Song], host: Host) -> list[list[Song]
             continue
         rows, capacity = unit * size, _size(songs)[1]
         fits = free == 0 or lm.cache_bytes(rows, capacity) <= free  # 0: the system does not say
-        if fits and capacity <= MAX_POSITIONS and lm.rows_agree(rows, unit):
+        if fits and capacity <= MAX_POSITIONS and lm.rows_agree(rows, unit, QWEN3.code_ids):
             return [songs[first : first + size] for first in range(0, len(songs), size)]
     return [[song] for song in songs]
 

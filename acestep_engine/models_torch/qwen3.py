@@ -69,6 +69,7 @@ class KVCache:
         self.table = rotary_table(positions, config, stream or dtype)
         self.lengths = [0] * rows
         self._lengths_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._rows_B1 = torch.arange(rows, device=device)[:, None]
 
     @staticmethod
     def nbytes(config: Qwen3Config, rows: int, capacity: int, dtype: torch.dtype) -> int:
@@ -85,6 +86,7 @@ class KVCache:
         part = object.__new__(KVCache)
         part.keys, part.values, part.table = self.keys[:, :rows], self.values[:, :rows], self.table
         part.lengths, part._lengths_B = self.lengths[:rows], self._lengths_B[:rows].clone()
+        part._rows_B1 = self._rows_B1[:rows]
         return part
 
     def spread(self, source: KVCache, index: Sequence[int]) -> None:
@@ -141,9 +143,8 @@ class KVCache:
         self._lengths_B += 1
 
     def write(self, layer: int, k_BLGK: Tensor, v_BLGK: Tensor, span: Span) -> None:
-        row_B1 = torch.arange(k_BLGK.shape[0], device=k_BLGK.device)[:, None]
-        self.keys[layer][row_B1, :, span.slots_BL] = k_BLGK.to(self.keys.dtype)
-        self.values[layer][row_B1, :, span.slots_BL] = v_BLGK.to(self.values.dtype)
+        self.keys[layer][self._rows_B1, :, span.slots_BL] = k_BLGK.to(self.keys.dtype)
+        self.values[layer][self._rows_B1, :, span.slots_BL] = v_BLGK.to(self.values.dtype)
 
     def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `end` positions, (B, G, T, K) views."""

@@ -54,7 +54,7 @@ class ScriptedLM:
     def cache_bytes(self, rows: int, capacity: int) -> int:
         return rows * capacity * 1000
 
-    def rows_agree(self, rows: int, unit: int) -> bool:
+    def rows_agree(self, rows: int, unit: int, head: slice) -> bool:
         return True
 
 

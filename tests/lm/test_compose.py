@@ -207,7 +207,7 @@ def test_rows_are_said_to_agree_only_where_they_do(width: int, dtype: torch.dtyp
     lm = model(width, dtype)
     pair = steps(lm, 2)
     for rows in (4, 6, 8, 16):
-        if lm.rows_agree(rows, 2):
+        if lm.rows_agree(rows, 2, QWEN3.code_ids):
             assert torch.equal(steps(lm, rows), pair.repeat(1, rows // 2, 1)), rows
 
 
@@ -226,7 +226,7 @@ class Counted:
 
 
 def test_where_rows_do_not_agree_songs_go_one_by_one(tiny: TorchLanguageModel, host) -> None:
-    sizes = [songs for songs in (4, 2) if tiny.rows_agree(2 * songs, 2)]
+    sizes = [songs for songs in (4, 2) if tiny.rows_agree(2 * songs, 2, QWEN3.code_ids)]
     if sizes:
         pytest.skip("on this machine no number of rows matters")
     lm = Counted(tiny)
@@ -236,7 +236,7 @@ def test_where_rows_do_not_agree_songs_go_one_by_one(tiny: TorchLanguageModel, h
 
 def test_equal_prompts_are_read_once(host) -> None:
     lm = model(256, torch.bfloat16)
-    assert lm.rows_agree(8, 2)
+    assert lm.rows_agree(8, 2, QWEN3.code_ids)
     read: list[int] = []
     hook = lm.module.embed_tokens.register_forward_pre_hook(
         lambda module, ids: read.append(ids[0].numel())

@@ -280,7 +280,7 @@ def test_songs_go_in_step_where_rows_agree_and_fit(
     scripted, host_of, batch: int, agreeing: int, free: int, forwards: int
 ) -> None:
     lm = scripted(lambda row: torch.arange(QWEN3.size).mul(0.37).sin())
-    lm.rows_agree = lambda rows, unit: rows <= agreeing
+    lm.rows_agree = lambda rows, unit, head: rows <= agreeing
     plan = Plan("a", "b", Metadata(duration=3), 3.0)
     options = ComposeOptions(batch, sampling=LMSampling(seed=5))
     codes = planner.compose(lm, plan, options, host_of(free))

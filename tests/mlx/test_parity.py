@@ -117,8 +117,8 @@ def test_a_slice_of_the_head_costs_the_slice_only(pair, randn) -> None:
 
 def test_rows_that_agree_are_found_out(pair) -> None:
     _, lm = pair("lm")
-    assert lm.rows_agree(2, 2)
-    assert isinstance(lm.rows_agree(8, 2), bool)
+    assert lm.rows_agree(2, 2, slice(1000, 2000))
+    assert isinstance(lm.rows_agree(8, 2, slice(1000, 2000)), bool)
 
 
 def test_a_full_cache_says_how_much_was_needed(pair) -> None:
