@@ -50,7 +50,7 @@ class TimbreEncoder(Tower):
 
     def __call__(self, timbre_NTC: mx.array) -> mx.array:
         x_NTD = self.embed_tokens(timbre_NTC)
-        return self.run(front_token(self.special_token, x_NTD) if self.cls else x_NTD)[:, 0]
+        return self.run_to_first(front_token(self.special_token, x_NTD) if self.cls else x_NTD)
 
 
 class ConditionEncoder(nn.Module):

@@ -74,7 +74,7 @@ class AttentionPooler(Tower):
 
     def __call__(self, x_BNPD: mx.array) -> mx.array:
         groups = front_token(self.special_token, self.embed_tokens(x_BNPD).flatten(0, 1))
-        return mx.unflatten(self.run(groups)[:, 0], 0, x_BNPD.shape[:2])
+        return mx.unflatten(self.run_to_first(groups), 0, x_BNPD.shape[:2])
 
 
 class AudioTokenizer(nn.Module):

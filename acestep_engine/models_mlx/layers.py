@@ -135,6 +135,11 @@ class Attention(nn.Module):
         out_BHLK = attend(self.queries(x_BLD, rotary), *self.keys_values(x_BLD, rotary), window)
         return self.merge(out_BHLK)
 
+    def first(self, x_BLD: mx.array, rotary: Rotary) -> mx.array:
+        """What a call gives at position 0, (B, 1, D), of all the tokens that it sees."""
+        q_BHLK = self.queries(x_BLD[:, :1], rotary)
+        return self.merge(grouped_attention(q_BHLK, *self.keys_values(x_BLD, rotary)))
+
     def _heads(self, x_BLD: mx.array) -> mx.array:
         return mx.unflatten(x_BLD, -1, (-1, self.head_dim))
 
@@ -170,6 +175,16 @@ class EncoderLayer(nn.Module):
         """The stream may be wider (float32) than `dtype`, in which the layer works."""
         normed = self.input_layernorm(x_BLD).astype(dtype)
         x_BLD = x_BLD + self.self_attn(normed, rotary, self.window)
+        return self._through_mlp(x_BLD, dtype)
+
+    def first(self, x_BLD: mx.array, rotary: Rotary) -> mx.array:
+        """What a call gives at position 0, (B, 1, D), without the work for the others."""
+        seen = x_BLD.shape[1] if self.window is None else self.window + 1
+        normed = self.input_layernorm(x_BLD[:, :seen])
+        x_BLD = x_BLD[:, :1] + self.self_attn.first(normed, rotary)
+        return self._through_mlp(x_BLD, x_BLD.dtype)
+
+    def _through_mlp(self, x_BLD: mx.array, dtype: mx.Dtype) -> mx.array:
         normed = self.post_attention_layernorm(x_BLD).astype(dtype)
         return x_BLD + self.mlp(normed, x_BLD.dtype)
 
@@ -190,6 +205,14 @@ class Tower(nn.Module):
         for layer in self.layers:
             stream = layer(stream, rotary, x_BLD.dtype)
         return self.norm(stream).astype(x_BLD.dtype)
+
+    def run_to_first(self, x_BLD: mx.array) -> mx.array:
+        """The state of `run` at position 0, (B, D): the last layer works for that one alone."""
+        rotary = rotary_from(0, self.sizes)
+        *before, last = self.layers
+        for layer in before:
+            x_BLD = layer(x_BLD, rotary, x_BLD.dtype)
+        return self.norm(last.first(x_BLD, rotary))[:, 0]
 
 
 def front_token(token_11D: mx.array, x_BLD: mx.array) -> mx.array:

@@ -87,7 +87,7 @@ class TimbreEncoder(Tower):
         if self.cls:
             token = self.special_token.to(x_NTD.device, x_NTD.dtype)
             x_NTD = torch.cat((token.expand(x_NTD.shape[0], -1, -1), x_NTD), dim=1)
-        return self.run(x_NTD)[:, 0]
+        return self.run_to_first(x_NTD)
 
 
 class ConditionEncoder(nn.Module):

@@ -79,7 +79,7 @@ class AttentionPooler(Tower):
         groups = rearrange(self.embed_tokens(x_BNPD), "b n p d -> (b n) p d")
         token = self.special_token.to(groups.device, groups.dtype)
         groups = torch.cat((token.expand(groups.shape[0], -1, -1), groups), dim=1)
-        return self.run(groups)[:, 0].unflatten(0, x_BNPD.shape[:2])
+        return self.run_to_first(groups).unflatten(0, x_BNPD.shape[:2])
 
 
 class AudioTokenizer(nn.Module):

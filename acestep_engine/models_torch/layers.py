@@ -181,6 +181,12 @@ class Attention(nn.Module):
         """Heads side by side, back to the width of the stream."""
         return self.o_proj(out_BHLK.transpose(1, 2).flatten(2))
 
+    def first(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
+        """What `forward` gives at position 0, (B, 1, D), of all the tokens that it sees."""
+        q_BLHK = self.queries(x_BLD[:, :1], Rotary(rotary.cos[:1], rotary.sin[:1]))
+        k, v = self.keys_values(x_BLD, rotary)
+        return self.merge(grouped_attention(*(x.transpose(1, 2) for x in (q_BLHK, k, v))))
+
     def forward(
         self,
         x_BLD: Tensor,
@@ -279,6 +285,16 @@ class EncoderLayer(nn.Module):
         dtype = rotary.cos.dtype
         normed = self.input_layernorm(x_BLD).to(dtype)
         x_BLD = x_BLD + self.self_attn(normed, rotary, self.window, keep_BL)
+        return self._through_mlp(x_BLD, dtype)
+
+    def first(self, x_BLD: Tensor, rotary: Rotary) -> Tensor:
+        """What `forward` gives at position 0, (B, 1, D), without the work for the others."""
+        seen = x_BLD.shape[1] if self.window is None else self.window + 1
+        dtype, near = rotary.cos.dtype, Rotary(rotary.cos[:seen], rotary.sin[:seen])
+        normed = self.input_layernorm(x_BLD[:, :seen]).to(dtype)
+        return self._through_mlp(x_BLD[:, :1] + self.self_attn.first(normed, near), dtype)
+
+    def _through_mlp(self, x_BLD: Tensor, dtype: torch.dtype) -> Tensor:
         normed = self.post_attention_layernorm(x_BLD).to(dtype)
         return x_BLD + self.mlp(normed, x_BLD.dtype)
 
@@ -296,9 +312,20 @@ class Tower(nn.Module):
 
     def run(self, x_BLD: Tensor, keep_BL: Tensor | None = None, wide: bool = False) -> Tensor:
         """Normed states, (B, L, D). `wide` carries the residual stream in float32."""
-        positions = torch.arange(x_BLD.shape[1], device=x_BLD.device)
-        rotary = rotary_table(positions, self.sizes, x_BLD.dtype)
+        rotary = self._rotary(x_BLD)
         stream = x_BLD.float() if wide else x_BLD
         for layer in self.layers:
             stream = layer(stream, rotary, keep_BL)
         return self.norm(stream).to(x_BLD.dtype)
+
+    def run_to_first(self, x_BLD: Tensor) -> Tensor:
+        """The state of `run` at position 0, (B, D): the last layer works for that one alone."""
+        rotary = self._rotary(x_BLD)
+        *before, last = self.layers
+        for layer in before:
+            x_BLD = layer(x_BLD, rotary)
+        return self.norm(last.first(x_BLD, rotary))[:, 0]
+
+    def _rotary(self, x_BLD: Tensor) -> Rotary:
+        positions = torch.arange(x_BLD.shape[1], device=x_BLD.device)
+        return rotary_table(positions, self.sizes, x_BLD.dtype)

@@ -178,3 +178,15 @@ def test_heads_repeated_by_hand_equal_the_native_groups(
     native = layers.grouped_attention(q, k, v, causal=causal)
     monkeypatch.setattr(layers, "_groups_are_native", lambda *_: False)
     assert (layers.grouped_attention(q, k, v, causal=causal) - native).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])  # the last layer has a window, or sees everything
+@pytest.mark.parametrize("length", [1, 5, 17])
+def test_a_tower_asked_for_its_first_state_alone_gives_the_same_one(
+    build, randn, gap, depth, length
+) -> None:
+    config = sizes(num_hidden_layers=depth)
+    tower = build(lambda c, ops=nn: Tower(c, ops), config)
+    x = randn(2, length, 32)
+    with torch.inference_mode():
+        assert gap(tower.run_to_first(x), tower.run(x)[:, 0]) <= 1e-6
