@@ -2,32 +2,29 @@
 
 It knows the order of the stages and what each must have in memory; it knows no files, no formulas
 and no nodes. Dimension key: B songs, T latent frames, C latent channels, X audio channels,
-S samples, N stored frames of silence.
+S samples.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
 from . import audio as sound
 from .backends.base import LanguageModel
-from .dit import conditions, extent, sample, silence, text
-from .dit.noise import draw
+from .dit import conditions, tasks
 from .errors import InvalidRequest
-from .host import Host, LocalHost
+from .host import Host, LocalHost, watched
 from .lm import metadata, modes, planner, scoring
-from .lm.tokenizer import load_tokenizer
+from .remix import Task
+from .rendering import Renderer
+from .silences import CURE, Silences
 from .store import Store
 from .types import (
-    FRAME_RATE,
     FRAMES_PER_CODE,
     HOP,
     MAX_SEED,
@@ -47,14 +44,9 @@ from .types import (
     require_finite,
 )
 from .vae import level, memory, tiling
-from .weights.files import stamp
-from .weights.layouts import ROLES, Role, family_of, locate
-from .weights.silence import find_silence, read_silence
+from .weights.layouts import ROLES, family_of, locate
 
-CURE = "Try precision fp32; if that does not help, the checkpoint file is damaged: fetch it again."
-MIB = 1 << 20
 LOUDEST = 8.0  # no sound is louder: such samples are integers that nobody scaled
-TOKEN_MEMORY = {"fp32": MIB, "bf16": MIB // 2, "fp16": MIB // 2}  # DiT activations per patch
 
 
 class _Turn:
@@ -85,8 +77,8 @@ class Engine:
         self.host = host
         self.store = Store(host)
         self._lock = _Turn(host)
-        self._remembered: tuple[Any, list[conditions.Conditions]] | None = None
-        self._silences: dict[ModelSpec, tuple[Any, Tensor]] = {}
+        self._silences = Silences(self.store)
+        self._renderer = Renderer(self.store, host, self._silences, self.encode)
         self.windows: dict[str, memory.Window] = {}
         """The tile of the last decode and encode, and the memory it was expected to take."""
 
@@ -155,37 +147,21 @@ class Engine:
         codes: Codes | None = None,
         sampling: DiTSampling = DiTSampling(),
         timbre: Latents | None = None,
+        task: Task | None = None,
     ) -> Latents:
-        """Plan, codes and a timbre reference to latents (B, T, 64).
+        """Plan, codes and a timbre reference to latents (B, T, 64), or a task on a source.
 
-        The length follows the codes where there are any, else the plan. Conditions of the last
-        call are kept, so that another seed encodes nothing again.
+        The length follows the source of the task; without one, the codes where there are any, else
+        the plan. Conditions and source of the last call are kept, so that another seed encodes
+        nothing again.
         """
         with self._lock:
-            family, _ = family_of(model)
-            settings = sample.resolve(sampling, family)
-            songs = range(extent.songs_of(codes, sampling))
-            seeds = [(sampling.seed + item) % (MAX_SEED + 1) for item in songs]
-            frames = extent.frames_of(plan, codes)
-            given = self._conditions(model, plan, codes, timbre)
-            memory = TOKEN_MEMORY[self.store.runtime(model).precision] * given[0].frames // 2
-            velocity = self.store.backend(model, "dit", memory)
-            rendered = []
-            steps = len(settings.nodes) - 1
-            with self._bar("Render", steps * len(seeds)) as update:
-                branches = sample.prepare(velocity, given[0], settings)
-                for item, seed in enumerate(seeds):
-                    if 0 < item < len(given):  # else all songs share their condition
-                        branches = sample.prepare(velocity, given[item], settings)
-                    noise = draw(seed, given[0].frames)
-                    latents_BTC = noise
-                    for step in sample.denoise(velocity, branches, noise, settings):
-                        latents_BTC = step.x_BTC
-                        update(item * steps + step.index + 1)
-                    rendered.append(latents_BTC[:, :frames].cpu())
-            seconds = plan.duration if frames == frames_of(plan.duration) else frames / FRAME_RATE
-            record = _record(family, settings, seeds, codes)
-            return Latents(torch.cat(rendered), record | {"seconds": seconds})
+            return self._renderer.render(model, plan, codes, sampling, timbre, task)
+
+    def words(self, model: ModelSpec, plan: Plan, instruction: str) -> conditions.Words:
+        """What the DiT reads of a plan under an instruction of `dit.text`, for other samplers."""
+        with self._lock:
+            return self._renderer.words(model, plan, instruction)
 
     def decode(
         self, model: ModelSpec, latents: Latents, tile: int = 0, max_memory: int = 0
@@ -199,7 +175,7 @@ class Engine:
             latents_BCT = latents.values.transpose(1, 2)
             songs, _, frames = latents_BCT.shape
             codec, tile = self._codec(model, "decode", frames, (tile, max_memory))
-            with self._bar("Decode", songs * frames) as update:
+            with watched(self.host, "Decode", songs * frames) as update:
                 audio_BXS = tiling.decode(codec.decode, latents_BCT, tile, update)
             audio = Audio(level.limit_peak(audio_BXS))
             seconds = latents.record.get("seconds", audio.seconds)
@@ -226,7 +202,7 @@ class Engine:
             audio_BXS = pad(stereo, (0, -stereo.shape[-1] % HOP))
             songs, frames = audio_BXS.shape[0], audio_BXS.shape[-1] // HOP
             codec, tile = self._codec(model, "encode", frames, (tile, max_memory))
-            with self._bar("Encode", songs * frames) as update:
+            with watched(self.host, "Encode", songs * frames) as update:
                 latents_BCT = tiling.encode(codec.encode, audio_BXS, tile, update)
             return Latents(latents_BCT.transpose(1, 2).contiguous(), {"from": "audio"})
 
@@ -235,10 +211,8 @@ class Engine:
         with self._lock:
             self.host.check_interrupt()
             require_finite(latents.values, "Audio tokenizer, input latents", CURE)
-            missing = -latents.values.shape[1] % FRAMES_PER_CODE
-            filling = silence.take(self._silence(model), missing)
-            filling = filling.expand(latents.values.shape[0], -1, -1)
-            latents_BTC = torch.cat((latents.values, filling), dim=1)
+            whole = -(-latents.values.shape[1] // FRAMES_PER_CODE) * FRAMES_PER_CODE
+            latents_BTC = tasks.fill(latents.values, self._silences.of(model), whole)
             indices_BN = self.store.backend(model, "audio_tokenizer").tokenize(latents_BTC)
             return Codes(tuple(tuple(row) for row in indices_BN.tolist()))
 
@@ -269,8 +243,8 @@ class Engine:
         """Free what was loaded for `model`, except what the models in `keep` share with it."""
         with self._lock:
             self.store.release(model, keep)
-            self._remembered = None
-            self._silences.pop(model, None)
+            self._renderer.forget()
+            self._silences.forget(model)
 
     def _lm(self, model: ModelSpec, need: Callable[[LanguageModel], int]) -> LanguageModel:
         """The language model, placed with room for the bytes that `need` says its task takes."""
@@ -283,59 +257,6 @@ class Engine:
         with self._lock:
             lm = self._lm(model, lambda lm: modes.answer_memory(lm, question, options))
             return modes.answer(lm, question, options, self.host)
-
-    def _conditions(
-        self, model: ModelSpec, plan: Plan, codes: Codes | None, timbre: Latents | None
-    ) -> list[conditions.Conditions]:
-        """One entry per song with its own codes, or one for all."""
-        reference = None if timbre is None else conditions.reference(timbre.values)
-        heard = None if reference is None else reference.numpy().tobytes()
-        parts: tuple[Role, ...] = ("text_encoder", "condition_encoder", "audio_detokenizer")
-        files = [self.store.key(model, role) for role in parts]  # a file may change on the disk
-        key = (model, files, self._silence_key(model), plan, codes, heard)
-        if self._remembered is None or self._remembered[0] != key:
-            self._remembered = None  # before the new ones take memory
-            self._remembered = (key, self._build_conditions(model, plan, codes, reference))
-        return self._remembered[1]
-
-    def _build_conditions(
-        self, model: ModelSpec, plan: Plan, codes: Codes | None, reference_BTC: Tensor | None
-    ) -> list[conditions.Conditions]:
-        quiet_NC = self._silence(model)
-        detokenizer = self.store.backend(model, "audio_detokenizer") if codes else None
-        items = codes.items if codes else (None,)
-        seconds = None if codes else plan.whole_seconds
-        canvases = [conditions.paint(detokenizer, item, seconds, quiet_NC) for item in items]
-        self.host.check_interrupt()
-        reader = self.store.backend(model, "text_encoder")
-        encode = load_tokenizer().encode
-        words = conditions.read(reader, encode, plan, canvases[0].instruction)
-        require_finite(words.text_BLD, "Text encoder", CURE)
-        self.host.check_interrupt()
-        encoder = self.store.backend(model, "condition_encoder")
-        built = []
-        for canvas in canvases:
-            condition = conditions.build(encoder, words, canvas, quiet_NC, reference_BTC)
-            require_finite(condition.encoder_BLD, "Condition encoder", CURE)
-            require_finite(condition.context_BTC, "Audio detokenizer", CURE)
-            built.append(condition)
-        return built
-
-    def _silence(self, model: ModelSpec) -> Tensor:
-        """Latents of silence (N, 64): stored beside the DiT, or rebuilt from the VAE."""
-        key = self._silence_key(model)
-        known, latents_NC = self._silences.get(model, (None, None))
-        if latents_NC is None or known != key:
-            latents_NC = read_silence(model)
-            if latents_NC is None:
-                latents_NC = silence.from_encoder(self.store.backend(model, "vae").encode)
-            self._silences[model] = key, require_finite(latents_NC, "Latents of silence", CURE)
-        return latents_NC
-
-    def _silence_key(self, model: ModelSpec) -> Any:
-        """What silence is made of; a stored one of zeros was never set, and comes from the VAE."""
-        file = find_silence(model)
-        return file and stamp(file), self.store.key(model, "vae") if model.vae else None
 
     def _codec(
         self, model: ModelSpec, op: memory.Op, frames: int, wish: tuple[int, int]
@@ -351,31 +272,6 @@ class Engine:
         budget = memory.Budget(tile, runtime.tile, free, limit > 0, runtime.device != "cpu")
         self.windows[op] = memory.choose(op, frames, config, precision, budget)
         return codec, self.windows[op].tile
-
-    @contextmanager
-    def _bar(self, stage: str, total: int) -> Iterator[Callable[..., None]]:
-        """An update function (done, ...) for a loop; it raises where the user stops."""
-        bar = self.host.progress(stage, total)
-        try:
-            self.host.check_interrupt()
-            yield lambda done, *_: bar.update(done)
-        finally:
-            bar.close()
-
-
-def _record(
-    family: str, settings: sample.ResolvedSampling, seeds: list[int], codes: Codes | None
-) -> dict[str, Any]:
-    """What the render really used, ready for JSON."""
-    return {
-        "family": family,
-        "instruction": text.INSTRUCTIONS["cover" if codes else "text2music"],
-        "nodes": list(settings.nodes),
-        "guidance": settings.guidance,
-        "interval": list(settings.interval),
-        "seeds": seeds,
-        "codes": [len(item) for item in codes.items] if codes else [],
-    }
 
 
 _engine: Engine | None = None

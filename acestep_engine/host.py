@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -87,6 +89,17 @@ class Bar:
 
     def close(self) -> None:
         self._bar.close()
+
+
+@contextmanager
+def watched(host: Host, stage: str, total: int) -> Iterator[Callable[..., None]]:
+    """An update function (done, ...) for a loop; it raises where the user stops."""
+    bar = host.progress(stage, total)
+    try:
+        host.check_interrupt()
+        yield lambda done, *_: bar.update(done)
+    finally:
+        bar.close()
 
 
 class LocalHost:

@@ -137,9 +137,9 @@ def test_codes_decide_the_length_where_they_differ_from_the_plan(
 def test_another_dit_seed_encodes_nothing_again(engine: Engine, tiny_model: ModelSpec) -> None:
     plan = engine.plan(tiny_model, SHORT)
     first = engine.render(tiny_model, plan, None, DiTSampling(seed=1))
-    remembered = engine._remembered
+    remembered = engine._renderer._remembered
     second = engine.render(tiny_model, plan, None, DiTSampling(seed=2))
-    assert engine._remembered is remembered
+    assert engine._renderer._remembered is remembered
     assert not torch.equal(first.values, second.values)
 
 
@@ -290,7 +290,7 @@ def test_what_is_too_loud_is_cut_before_it_is_encoded(
 
 def test_an_incomplete_code_is_filled_with_silence(engine: Engine, tiny_model: ModelSpec) -> None:
     given = torch.linspace(-2, 2, 12 * 64).mul(7).sin().view(1, 12, 64)
-    quiet = engine._silence(tiny_model)[:3][None]
+    quiet = engine._silences.of(tiny_model)[:3][None]
     filled = torch.cat((given, quiet), dim=1)
     assert quiet.any()
     found = engine.tokenize(tiny_model, Latents(given))

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..backends.base import AudioDetokenizer, ConditionEncoder, TextEncoder
+from ..backends.base import AudioDetokenizer, AudioTokenizer, ConditionEncoder, TextEncoder
 from ..errors import InvalidRequest
-from ..types import Plan
+from ..types import FRAMES_PER_CODE, Plan
 from . import tasks, text
+from .course import Course
 from .silence import take
 
 TIMBRE_FRAMES = 750  # 30 s, the length of every timbre reference
@@ -37,6 +38,10 @@ class Conditions:
     encoder_BLD: Tensor  # (1, L, D)
     null_BLD: Tensor  # (1, 1, D): all its positions are equal, so one says it all
     context_BTC: Tensor  # (1, T, 128)
+    instruction: str = ""
+    course: Course = Course()
+    free: Conditions | None = None
+    """The same song without its source, for a course that follows it for a part of the steps."""
 
     @property
     def frames(self) -> int:
@@ -50,8 +55,12 @@ def paint(
     silence_NC: Tensor,
 ) -> tasks.Canvas:
     """The canvas of a new song; without codes the detokenizer is not needed."""
-    if codes is None:
-        return tasks.text2music(silence_NC, seconds, None)
+    hints_BTC = None if codes is None else hints(detokenizer, codes)
+    return tasks.text2music(silence_NC, seconds, hints_BTC)
+
+
+def hints(detokenizer: AudioDetokenizer | None, codes: Sequence[int]) -> Tensor:
+    """What the DiT reads of the codes of one song, (1, 5 N, 64)."""
     if not codes:
         raise InvalidRequest(
             "The song has an empty list of codes. Compose codes for it, or leave the codes away."
@@ -61,16 +70,28 @@ def paint(
             f"The song has {len(codes)} codes, but the model has no detokenizer to read them. "
             "Load a checkpoint that has one, or leave the codes away."
         )
-    hints_BTC = detokenizer.detokenize(torch.tensor([list(codes)]))
-    return tasks.text2music(silence_NC, seconds, hints_BTC)
+    return detokenizer.detokenize(torch.tensor([list(codes)]))
+
+
+def echo(
+    tokenizer: AudioTokenizer,
+    detokenizer: AudioDetokenizer,
+    latents_BTC: Tensor,
+    silence_NC: Tensor,
+) -> Tensor:
+    """What audio codes keep of latents, (1, T, 64): the hints of a cover."""
+    frames = latents_BTC.shape[1]
+    whole = -(-frames // FRAMES_PER_CODE) * FRAMES_PER_CODE
+    indices_BN = tokenizer.tokenize(tasks.fill(latents_BTC, silence_NC, whole))
+    return detokenizer.detokenize(indices_BN)[:, :frames]
 
 
 def read(encoder: TextEncoder, encode: text.Encode, plan: Plan, instruction: str) -> Words:
-    """The words of `plan`; `instruction` is a key of `text.INSTRUCTIONS`.
+    """The words of `plan` under an instruction of `text`.
 
     Lyrics are looked up only: the condition encoder has a tower of its own for them.
     """
-    text_BL = torch.tensor([text.text_ids(encode, plan, text.INSTRUCTIONS[instruction])])
+    text_BL = torch.tensor([text.text_ids(encode, plan, instruction)])
     lyric_BL = torch.tensor([text.lyric_ids(encode, plan)])
     return Words(encoder.states(text_BL), encoder.embed(lyric_BL))
 
@@ -103,4 +124,6 @@ def build(
     if timbre_NTC is None:
         timbre_NTC = take(silence_NC, TIMBRE_FRAMES)
     encoder_BLD = encoder.encode(words.text_BLD, words.lyric_BLD, timbre_NTC)
-    return Conditions(encoder_BLD, encoder.null(), canvas.context_BTC)
+    return Conditions(
+        encoder_BLD, encoder.null(), canvas.context_BTC, canvas.instruction, canvas.course
+    )

@@ -8,7 +8,7 @@ Dimension key: B songs, T latent frames, C latent channels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..config import FAMILY_DEFAULTS, Family
 from ..types import DiTSampling, require_finite
 from . import schedule
 from .conditions import Conditions
+from .course import Course
 from .guidance import acts_at, apg
 from .solvers import VelocityAt, euler
 
@@ -45,11 +46,16 @@ class ResolvedSampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branches:
-    """Conditions with their cross-attention keys and values; null_cross is None if never asked."""
+    """Conditions with their cross-attention keys and values; null_cross is None if never asked.
+
+    free: what takes over where the course stops following the source.
+    """
 
     context_BTC: Tensor
     cross: Any
     null_cross: Any
+    course: Course = Course()
+    free: Branches | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,28 +108,37 @@ def prepare(velocity: Velocity, conditions: Conditions, settings: ResolvedSampli
         conditions.context_BTC,
         velocity.prepare(conditions.encoder_BLD),
         velocity.prepare(conditions.null_BLD) if guided else None,
+        conditions.course,
+        prepare(velocity, conditions.free, settings) if conditions.free else None,
     )
 
 
 def denoise(
     velocity: Velocity, branches: Branches, noise_BTC: Tensor, settings: ResolvedSampling
 ) -> Iterator[Step]:
-    """Denoise `noise_BTC`, yielding after every step."""
-    velocity_at = _guided(velocity, branches, settings)
-    steps = len(settings.nodes) - 1
-    x_BTC = noise_BTC.float()
+    """Denoise `noise_BTC` along the nodes, yielding after every step."""
+    course, steps = branches.course, len(settings.nodes) - 1
+    given = branches
+    velocity_at = _guided(velocity, lambda: given, settings)
+    noise_BTC = noise_BTC.float()
+    x_BTC = course.begin(noise_BTC, settings.nodes[0])
     for i, (t, t_next) in enumerate(zip(settings.nodes[:-1], settings.nodes[1:], strict=True)):
+        given = branches if course.follows(i, steps) else branches.free or branches
         x_BTC = euler(x_BTC, velocity_at, t, t_next)
+        x_BTC = course.settle(x_BTC, noise_BTC, t_next, i, steps)
         require_finite(x_BTC, f"DiT sampling, step {i + 1} of {steps}", CURE)
         yield Step(i, t_next, x_BTC)
 
 
-def _guided(velocity: Velocity, branches: Branches, settings: ResolvedSampling) -> VelocityAt:
-    """The velocity with guidance mixed in; its momentum lives as long as one render."""
+def _guided(
+    velocity: Velocity, given: Callable[[], Branches], settings: ResolvedSampling
+) -> VelocityAt:
+    """The velocity under what is `given` now, with guidance mixed in, whose momentum lives on."""
     momentum: Tensor | None = None
 
     def velocity_at(x_BTC: Tensor, t: float) -> Tensor:
         nonlocal momentum
+        branches = given()
         cond = velocity(x_BTC, t, branches.context_BTC, branches.cross)
         if not settings.guided(t):
             return cond

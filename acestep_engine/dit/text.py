@@ -7,7 +7,7 @@ never produces control tokens, so that a caption saying `<|endoftext|>` stays te
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..types import Plan
 
@@ -23,7 +23,28 @@ ABSENT = "N/A"
 INSTRUCTIONS: dict[str, str] = {
     "text2music": "Fill the audio semantic mask based on the given conditions:",
     "cover": "Generate audio semantic tokens based on the given conditions:",
+    "repaint": "Repaint the mask area based on the given conditions:",
 }
+
+
+def extract_instruction(track: str | None) -> str:
+    """What the DiT is told to take out of a source."""
+    return f"Extract the {_of(track)}track from the audio:"
+
+
+def lego_instruction(track: str | None) -> str:
+    """What the DiT is told to add beside a source."""
+    return f"Generate the {_of(track)}track based on the audio context:"
+
+
+def complete_instruction(tracks: Sequence[str]) -> str:
+    """What the DiT is told to add to a source."""
+    listed = " | ".join(track.upper() for track in tracks)
+    return f"Complete the input track with {listed}:" if listed else "Complete the input track:"
+
+
+def _of(track: str | None) -> str:
+    return f"{track.upper()} " if track else ""
 
 
 def text_ids(encode: Encode, plan: Plan, instruction: str) -> list[int]:

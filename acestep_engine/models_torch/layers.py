@@ -9,7 +9,7 @@ N blocks of a window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -185,7 +185,8 @@ class Attention(nn.Module):
         """What `forward` gives at position 0, (B, 1, D), of all the tokens that it sees."""
         q_BLHK = self.queries(x_BLD[:, :1], Rotary(rotary.cos[:1], rotary.sin[:1]))
         k, v = self.keys_values(x_BLD, rotary)
-        return self.merge(grouped_attention(*(x.transpose(1, 2) for x in (q_BLHK, k, v))))
+        out = grouped_attention(q_BLHK.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.merge(out)
 
     def forward(
         self,
@@ -321,9 +322,9 @@ class Tower(nn.Module):
     def run_to_first(self, x_BLD: Tensor) -> Tensor:
         """The state of `run` at position 0, (B, D): the last layer works for that one alone."""
         rotary = self._rotary(x_BLD)
-        *before, last = self.layers
-        for layer in before:
+        for layer in self.layers[:-1]:
             x_BLD = layer(x_BLD, rotary)
+        last = cast(EncoderLayer, self.layers[-1])
         return self.norm(last.first(x_BLD, rotary))[:, 0]
 
     def _rotary(self, x_BLD: Tensor) -> Rotary:

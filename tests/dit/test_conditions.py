@@ -81,7 +81,7 @@ def models() -> Models:
 
 
 def words_of(models: Models, instruction: str = "text2music") -> conditions.Words:
-    return conditions.read(models.text, load_tokenizer().encode, PLAN, instruction)
+    return conditions.read(models.text, load_tokenizer().encode, PLAN, INSTRUCTIONS[instruction])
 
 
 def test_words_are_states_of_the_prompt_and_table_rows_of_the_lyrics(models: Models) -> None:
@@ -122,7 +122,7 @@ def test_without_a_reference_750_frames_of_silence_are_heard(models: Models) -> 
 
 def test_codes_become_hints_and_change_the_instruction(models: Models) -> None:
     canvas = conditions.paint(models.detokenizer, CODES, None, SILENCE)
-    assert canvas.instruction == "cover"
+    assert canvas.instruction == INSTRUCTIONS["cover"]
     assert canvas.frames == 200
     hints = models.detokenizer.detokenize(torch.tensor([CODES]))
     assert torch.equal(canvas.source_BTC, hints)
@@ -137,7 +137,7 @@ def test_a_longer_request_keeps_the_hints_bit_for_bit(models: Models) -> None:
 
 
 def test_without_codes_no_detokenizer_is_needed_but_with_codes_it_is() -> None:
-    assert conditions.paint(None, None, 10, SILENCE).instruction == "text2music"
+    assert conditions.paint(None, None, 10, SILENCE).instruction == INSTRUCTIONS["text2music"]
     with pytest.raises(InvalidRequest, match=r"40 codes.*no detokenizer"):
         conditions.paint(None, CODES, 10, SILENCE)
 

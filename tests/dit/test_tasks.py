@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from acestep_engine.dit.tasks import text2music
+from acestep_engine.dit.text import INSTRUCTIONS
 from acestep_engine.errors import InvalidRequest
 
 SILENCE = torch.randn(600, 64, generator=torch.Generator().manual_seed(0))
@@ -14,7 +15,7 @@ HINTS = torch.randn(1, 200, 64, generator=torch.Generator().manual_seed(1))
 
 def test_without_codes_the_source_is_silence_from_its_start_and_all_is_generated() -> None:
     canvas = text2music(SILENCE, 10, None)
-    assert canvas.instruction == "text2music"
+    assert canvas.instruction == INSTRUCTIONS["text2music"]
     assert canvas.frames == 250
     assert torch.equal(canvas.source_BTC[0], SILENCE[:250])
     assert torch.equal(canvas.mask_BTC, torch.ones(1, 250, 64))
@@ -35,7 +36,7 @@ def test_short_songs_are_raised_to_128_frames(seconds: int) -> None:
 
 def test_codes_alone_set_the_length() -> None:
     canvas = text2music(SILENCE, None, HINTS)
-    assert canvas.instruction == "cover"
+    assert canvas.instruction == INSTRUCTIONS["cover"]
     assert torch.equal(canvas.source_BTC, HINTS)
     assert torch.equal(canvas.mask_BTC, torch.ones(1, 200, 64))
 
