@@ -71,7 +71,7 @@ def silent(silence_NC: Tensor, frames: int) -> Canvas:
 def fill(latents_BTC: Tensor, silence_NC: Tensor, frames: int = MIN_FRAMES) -> Tensor:
     """`latents_BTC` with silence at its end up to `frames`; longer ones as they are."""
     filling = take(silence_NC, max(0, frames - latents_BTC.shape[1])).to(latents_BTC)
-    return torch.cat((latents_BTC, filling), dim=1)
+    return torch.cat((latents_BTC, filling.expand(latents_BTC.shape[0], -1, -1)), dim=1)
 
 
 def extend(latents_BTC: Tensor, silence_NC: Tensor, left: int, right: int) -> Tensor:
