@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -19,6 +20,7 @@ from .errors import InvalidRequest
 from .types import SAMPLE_RATE, Audio
 
 CHUNK = 1 << 16  # samples per frame handed to the codec
+FILTER = 64  # samples at the lower rate that the resampler needs, or it gives none at all
 
 # suffix -> (container, codec, sample format, bits per second or None)
 FORMATS: dict[str, tuple[str, str, str, int | None]] = {
@@ -111,20 +113,23 @@ def load(path: str | Path) -> Audio:
 
 
 def resample(audio: Audio, rate: int = SAMPLE_RATE) -> Audio:
-    """`audio` at `rate`, exactly round(S * rate / sample_rate) samples long."""
-    if audio.sample_rate == rate:
-        return audio
-    target = round(audio.waveform.shape[-1] * rate / audio.sample_rate)
+    """`audio` at `rate`, exactly round(S * rate / sample_rate) samples long, but never of none."""
+    if audio.sample_rate == rate or audio.waveform.shape[-1] == 0:
+        return replace(audio, sample_rate=rate)
+    samples = audio.waveform.shape[-1]
+    target = max(1, round(samples * rate / audio.sample_rate))
     songs = [
         _resample_channels(song_XS, audio.sample_rate, rate, target) for song_XS in audio.waveform
     ]
-    return Audio(torch.stack(songs), rate)
+    return Audio(torch.stack(songs), rate, audio.gain)
 
 
 def _resample_channels(song_XS: Tensor, source: int, rate: int, target: int) -> Tensor:
     rows = []
+    lacking = max(0, FILTER * -(-source // rate) - song_XS.shape[1])
     for channel_S in song_XS:  # one by one, so that any number of channels works
         pcm = np.ascontiguousarray(channel_S.detach().cpu().float().numpy()[None])
+        pcm = np.pad(pcm, ((0, 0), (0, lacking)), "edge") if lacking else pcm
         resampler = av.AudioResampler("fltp", "mono", rate)
         parts = [
             out.to_ndarray()[0]
@@ -140,8 +145,8 @@ def to_stereo(audio: Audio) -> Audio:
     """Mono is doubled; of more than two channels the first two are kept."""
     channels = audio.waveform.shape[1]
     if channels == 1:
-        return Audio(audio.waveform.expand(-1, 2, -1), audio.sample_rate)
-    return Audio(audio.waveform[:, :2], audio.sample_rate)
+        return replace(audio, waveform=audio.waveform.expand(-1, 2, -1))
+    return replace(audio, waveform=audio.waveform[:, :2])
 
 
 def _frames(pcm_XS: np.ndarray, rate: int, layout: str) -> Iterator[av.AudioFrame]:

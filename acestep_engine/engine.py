@@ -177,7 +177,7 @@ class Engine:
             codec, tile = self._codec(model, "decode", frames, (tile, max_memory))
             with watched(self.host, "Decode", songs * frames) as update:
                 audio_BXS = tiling.decode(codec.decode, latents_BCT, tile, update)
-            audio = Audio(level.limit_peak(audio_BXS))
+            audio = level.limit_peak(audio_BXS)
             seconds = latents.record.get("seconds", audio.seconds)
             whole = latents.values.shape[1] == frames_of(
                 seconds
@@ -192,11 +192,11 @@ class Engine:
         with self._lock:
             if audio.waveform.shape[-1] == 0:
                 raise InvalidRequest("The audio has no samples. Connect a sound with some length.")
-            peak = audio.waveform.abs().max().item()
-            if peak > LOUDEST:
+            peaks = audio.waveform.abs().amax(dim=(1, 2)).tolist()
+            if max(peaks) > LOUDEST:
                 raise InvalidRequest(
-                    f"The samples reach {peak:g}, but sound lies within -1..1. Divide integer "
-                    "samples by their range (32768 for 16 bits)."
+                    f"The samples reach {max(peaks):g}, but sound lies within -1..1. Divide "
+                    "integer samples by their range (32768 for 16 bits)."
                 )
             stereo = sound.resample(sound.to_stereo(audio)).waveform.clamp(-1, 1)
             audio_BXS = pad(stereo, (0, -stereo.shape[-1] % HOP))
@@ -204,7 +204,8 @@ class Engine:
             codec, tile = self._codec(model, "encode", frames, (tile, max_memory))
             with watched(self.host, "Encode", songs * frames) as update:
                 latents_BCT = tiling.encode(codec.encode, audio_BXS, tile, update)
-            return Latents(latents_BCT.transpose(1, 2).contiguous(), {"from": "audio"})
+            record = {"from": "audio", "peaks": peaks}
+            return Latents(latents_BCT.transpose(1, 2).contiguous(), record)
 
     def tokenize(self, model: ModelSpec, latents: Latents) -> Codes:
         """Latents to audio codes; the tail is filled with silence to a whole code."""

@@ -42,6 +42,7 @@ from .types import (
     frames_of,
     require_finite,
 )
+from .vae import level
 from .weights.layouts import Role, family_of
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,6 @@ logger = logging.getLogger(__name__)
 MIB = 1 << 20
 TOKEN_MEMORY = {"fp32": MIB, "bf16": MIB // 2, "fp16": MIB // 2}  # DiT activations per patch
 BASE_ONLY = (Extract, Lego, Complete)
-QUIET = 1e-6  # no sample of a silent recording is louder
 
 Encode = Callable[[ModelSpec, Audio], Latents]
 
@@ -166,7 +166,8 @@ class Renderer:
         else:
             before, after = frames_of(left), frames_of(right)
             quiet_NC = self._silences.of(model)
-            latents = Latents(tasks.extend(source.values, quiet_NC, before, after))
+            heard_BTC = level.audible(source).values
+            latents = Latents(tasks.extend(heard_BTC, quiet_NC, before, after))
             left, right = before / FRAME_RATE, after / FRAME_RATE
         found = tuple(spans(regions, left, own))
         key = (type(task).__name__, found, _digest(latents.values), *_knobs(task))
@@ -178,9 +179,9 @@ class Renderer:
         key = (self._store.key(model, "vae"), _digest(audio.waveform), audio.sample_rate)
         key = (*key, left, right)
         if self._encoded is None or self._encoded[0] != key:
-            if audio.waveform.abs().max() < QUIET:
+            if audio.waveform.abs().max() < level.SILENCE:
                 raise InvalidRequest(
-                    f"The source is silent: no sample reaches {QUIET:g}. Connect a recording with "
+                    f"The source is silent: no sample reaches {level.SILENCE:g}. Connect a recording with "
                     "sound in it."
                 )
             rate = audio.sample_rate
@@ -197,7 +198,7 @@ class Renderer:
         work: Work | None,
     ) -> list[conditions.Conditions]:
         """One entry per song with its own codes, or one for all."""
-        reference = None if timbre is None else conditions.reference(timbre.values)
+        reference = None if timbre is None else conditions.reference(level.audible(timbre).values)
         heard = None if reference is None else _digest(reference)
         parts: tuple[Role, ...] = (
             "text_encoder", "condition_encoder", "audio_tokenizer", "audio_detokenizer",

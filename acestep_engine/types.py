@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -181,16 +181,25 @@ class Latents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Audio:
-    """Waveform (B, channels, S), float32 on the CPU, about -1..1."""
+    """Waveform (B, channels, S), float32 on the CPU, about -1..1.
+
+    gain: what each song was multiplied with to keep it there, (B,); () means 1 for all.
+    """
 
     waveform: Tensor
     sample_rate: int = SAMPLE_RATE
+    gain: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _check_tensor("audio samples", self.waveform, ("songs", "channels", "samples"))
         if self.waveform.shape[1] == 0:
             raise InvalidRequest("The audio has no channels. Give mono or stereo sound.")
         _check_whole("sample rate", self.sample_rate, 1, 10_000_000)
+        if self.gain and len(self.gain) != len(self.waveform):
+            raise InvalidRequest(
+                f"There are gains for {len(self.gain)} songs, but {len(self.waveform)} songs. Give "
+                "one for each, or none."
+            )
 
     @property
     def seconds(self) -> float:
@@ -333,7 +342,7 @@ def frames_of(seconds: float) -> int:
 def crop(audio: Audio, seconds: float) -> Audio:
     """The first `seconds` of `audio`."""
     samples = round(seconds * audio.sample_rate)
-    return Audio(audio.waveform[..., :samples], audio.sample_rate)
+    return replace(audio, waveform=audio.waveform[..., :samples])
 
 
 def require_finite(tensor: Tensor, stage: str, cure: str) -> Tensor:

@@ -17,8 +17,9 @@ from ..acestep_engine.types import LATENT_CHANNELS, Audio, Latents
 ModelSocket = io.Custom("ACESTEP_MODEL")
 PlanSocket = io.Custom("ACESTEP_PLAN")
 CodesSocket = io.Custom("ACESTEP_CODES")
+TaskSocket = io.Custom("ACESTEP_TASK")
 
-RECORD = "acestep"  # key of a LATENT that holds how the engine made it
+RECORD = "acestep"  # key of a LATENT that holds how the engine made it; of an AUDIO, its gain
 
 
 def latents_from(latent: Mapping[str, Any]) -> Latents:
@@ -49,16 +50,26 @@ def latent_of(latents: Latents) -> dict[str, Any]:
 
 
 def audio_from(audio: Mapping[str, Any]) -> Audio:
-    """An AUDIO, which may load lazily: only its two keys are read."""
+    """An AUDIO, which may load lazily: of a foreign mapping only the two keys are read.
+
+    The gain is left behind where another node put another sound in its place.
+    """
     waveform_BXS = audio["waveform"]
     if waveform_BXS.ndim != 3:
         raise InvalidRequest(
             f"This audio has the shape {tuple(waveform_BXS.shape)}, but must be (songs, channels, "
             "samples). Load it with ComfyUI's own audio loader."
         )
-    return Audio(waveform_BXS.detach().float().cpu(), int(audio["sample_rate"]))
+    known, gain = audio.get(RECORD, (None, ())) if isinstance(audio, dict) else (None, ())
+    own = gain if known is waveform_BXS else ()
+    return Audio(waveform_BXS.detach().float().cpu(), int(audio["sample_rate"]), own)
 
 
 def audio_of(audio: Audio) -> dict[str, Any]:
     """The native AUDIO of `audio`."""
-    return {"waveform": audio.waveform, "sample_rate": audio.sample_rate}
+    waveform_BXS = audio.waveform
+    return {
+        "waveform": waveform_BXS,
+        "sample_rate": audio.sample_rate,
+        RECORD: (waveform_BXS, audio.gain),
+    }

@@ -11,7 +11,7 @@ import torch
 
 from acestep_engine.audio import check_target, load, resample, save, to_stereo
 from acestep_engine.errors import InvalidRequest
-from acestep_engine.types import Audio
+from acestep_engine.types import Audio, crop
 
 
 def tone(seconds: float, rate: int, channels: int = 2, hertz: float = 440.0) -> Audio:
@@ -54,6 +54,49 @@ def test_resampling_has_the_exact_length_and_follows_the_sine(rate: int) -> None
     error = (out.waveform - tone(1.5, 48_000, channels=1).waveform)[..., 1_000:-1_000].abs().max()
     assert error < 2e-3
     assert torch.equal(audio.waveform, before)
+
+
+@pytest.mark.parametrize("rate", [1, 8_000, 22_050, 44_100, 88_200, 192_000, 1_000_000])
+@pytest.mark.parametrize("samples", [1, 2, 7, 21, 22, 100])
+def test_a_few_samples_are_resampled_like_many(rate: int, samples: int) -> None:
+    out = resample(Audio(torch.full((1, 1, samples), 0.5), rate)).waveform
+    assert out.shape == (1, 1, max(1, round(samples * 48_000 / rate)))
+    assert (out - 0.5).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("rate", [22_050, 44_100, 96_000])
+def test_sound_that_does_not_lie_in_one_piece_is_resampled_the_same(rate: int) -> None:
+    waveform = tone(0.5, rate, channels=4).waveform
+    interleaved = waveform.transpose(1, 2).contiguous().transpose(1, 2)
+    every_second = waveform.repeat_interleave(2, dim=-1)[..., ::2]
+    expected = resample(Audio(waveform, rate)).waveform
+    for odd in (interleaved, every_second):
+        assert not odd.is_contiguous()
+        assert torch.equal(resample(Audio(odd, rate)).waveform, expected)
+
+
+def test_songs_and_channels_do_not_hear_each_other_when_resampled() -> None:
+    batch = torch.rand(2, 3, 10_000, generator=torch.Generator().manual_seed(0)) - 0.5
+    out = resample(Audio(batch, 44_100)).waveform
+    for song in range(2):
+        for channel in range(3):
+            alone = resample(Audio(batch[song : song + 1, channel : channel + 1], 44_100)).waveform
+            assert torch.equal(out[song, channel], alone[0, 0])
+
+
+@pytest.mark.slow
+def test_ten_minutes_are_resampled_to_the_sample_without_drift() -> None:
+    audio = tone(600, 44_100, channels=1)
+    out = resample(audio).waveform
+    assert out.shape == (1, 1, 600 * 48_000)
+    end = torch.arange(599 * 48_000, 600 * 48_000 - 1_000, dtype=torch.float64) / 48_000
+    sine = 0.5 * torch.sin(2 * math.pi * 440 * end)
+    assert (out[0, 0, 599 * 48_000 : -1_000] - sine).abs().max() < 2e-3
+
+
+def test_gains_belong_to_the_songs_at_any_rate_and_length() -> None:
+    audio = Audio(tone(0.1, 44_100, 1).waveform, 44_100, (0.5,))
+    assert resample(audio).gain == to_stereo(audio).gain == crop(audio, 0.05).gain == (0.5,)
 
 
 def test_every_channel_count_becomes_stereo() -> None:

@@ -278,6 +278,21 @@ def test_broken_audio_is_refused(
         engine.encode(tiny_model, Audio(waveform))
 
 
+@pytest.mark.parametrize("quiet", [0.0, 9e-7])
+def test_a_silent_sound_is_encoded_but_is_no_timbre(
+    engine: Engine, tiny_model: ModelSpec, quiet: float
+) -> None:
+    waveform = torch.rand(2, 1, 9_600) - 0.5
+    waveform[1] = quiet
+    silent = engine.encode(tiny_model, Audio(waveform))
+    plan = engine.plan(tiny_model, SHORT)
+    with pytest.raises(InvalidRequest, match=r"Song 2 .*silent.* can be heard"):
+        engine.render(tiny_model, plan, timbre=silent)
+    waveform[1] = 2e-6
+    heard = engine.encode(tiny_model, Audio(waveform))
+    engine.render(tiny_model, plan, sampling=DiTSampling(steps=1), timbre=heard)
+
+
 def test_what_is_too_loud_is_cut_before_it_is_encoded(
     engine: Engine, tiny_model: ModelSpec
 ) -> None:

@@ -58,6 +58,7 @@ def plan(**changes: Any) -> Plan:
         (lambda: Audio(torch.zeros(1, 0, 100)), "no channels"),
         (lambda: Audio(torch.zeros(1, 2, 100), 0), "sample rate is 0"),
         (lambda: Audio(torch.zeros(1, 2, 100), 44_100.5), "whole numbers"),
+        (lambda: Audio(torch.zeros(1, 2, 9), gain=(1.0, 0.5)), "gains for 2 songs, but 1"),
         (lambda: LMSampling(temperature="hot"), "temperature is 'hot'"),
         (lambda: LMSampling(temperature=float("nan")), "temperature is nan"),
         (lambda: LMSampling(seed=0.5), "seed is 0.5"),

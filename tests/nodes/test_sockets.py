@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -81,3 +83,44 @@ def test_a_lazy_audio_is_read_by_its_two_keys(sockets: Any) -> None:
 def test_an_audio_without_songs_is_refused(pack: Any, sockets: Any) -> None:
     with pytest.raises(pack("acestep_engine.errors").InvalidRequest, match="songs, channels"):
         sockets.audio_from({"waveform": torch.zeros(2, 100), "sample_rate": 48_000})
+
+
+@pytest.fixture
+def scaled(pack: Any, sockets: Any) -> dict[str, Any]:
+    """An AUDIO of a song that was halved."""
+    return sockets.audio_of(pack("acestep_engine.types").Audio(torch.rand(1, 2, 100), gain=(0.5,)))
+
+
+def test_an_audio_comes_back_with_its_gain(sockets: Any, scaled: dict[str, Any]) -> None:
+    assert sockets.audio_from(scaled).gain == (0.5,)
+    for same in (dict(scaled), copy.deepcopy(scaled), pickle.loads(pickle.dumps(scaled))):
+        assert sockets.audio_from(same).gain == (0.5,)
+
+
+def test_a_gain_does_not_outlive_its_sound(sockets: Any, scaled: dict[str, Any]) -> None:
+    """Whether cut, joined, or louder at the same length."""
+    for other in (scaled["waveform"][..., :50], scaled["waveform"].repeat(2, 1, 1)):
+        assert sockets.audio_from({**scaled, "waveform": other}).gain == ()
+    assert sockets.audio_from({**scaled, "waveform": scaled["waveform"] * 2}).gain == ()
+    native = {"waveform": scaled["waveform"], "sample_rate": 48_000}
+    assert sockets.audio_from(native).gain == ()
+
+
+def test_of_a_foreign_audio_no_other_key_is_asked_for(sockets: Any) -> None:
+    class Strict(LazyAudio):
+        def __getitem__(self, key: str) -> Any:
+            assert key in self.values_read
+            return super().__getitem__(key)
+
+    assert sockets.audio_from(Strict(torch.zeros(1, 1, 5))).gain == ()
+
+
+def test_audio_of_any_type_and_layout_is_taken_and_left_as_it_is(sockets: Any) -> None:
+    for dtype in (torch.float16, torch.float64):
+        waveform = torch.rand(100, 2, dtype=dtype, requires_grad=True).T[None]
+        before = waveform.clone()
+        audio = sockets.audio_from({"waveform": waveform, "sample_rate": torch.tensor(44_100)})
+        assert audio.waveform.dtype == torch.float32
+        assert not audio.waveform.requires_grad
+        assert audio.sample_rate == 44_100
+        assert torch.equal(waveform, before)

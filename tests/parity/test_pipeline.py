@@ -266,7 +266,7 @@ def test_the_words_and_codes_and_guidance_are_all_heard(both: Both) -> None:
 def test_finished_audio_equals_that_of_the_pipeline(both: Both) -> None:
     latents_BCT = ours(both, PLAN, None, TURBO).transpose(1, 2)
     audio = normalise_peak(
-        limit_peak(decode(both.codec.decode, latents_BCT, 64, lambda done, total: None))
+        limit_peak(decode(both.codec.decode, latents_BCT, 64, lambda done, total: None)).waveform
     )
     expected = theirs(both, PLAN, None, TURBO, "pt")
     torch.testing.assert_close(audio, expected, atol=1e-4, rtol=0)

@@ -18,14 +18,15 @@ def song(peak: float) -> torch.Tensor:
 
 def test_audio_inside_the_range_is_untouched_by_the_limit() -> None:
     for peak in (0.0, 1e-8, 0.5, 1.0):
-        assert torch.equal(limit_peak(song(peak)), song(peak))
+        assert torch.equal(limit_peak(song(peak)).waveform, song(peak))
 
 
 def test_only_the_song_that_exceeds_the_range_is_scaled() -> None:
     batch = torch.cat((song(0.5), song(4.0)))
     limited = limit_peak(batch)
-    assert torch.equal(limited[:1], song(0.5))
-    torch.testing.assert_close(limited[1:], song(4.0) / 4.0)
+    assert torch.equal(limited.waveform[:1], song(0.5))
+    torch.testing.assert_close(limited.waveform[1:], song(4.0) / 4.0)
+    assert limited.gain == (1.0, 0.25)
 
 
 @pytest.mark.parametrize("peak", [1e-5, 0.3, 1.0, 7.0])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from acestep_engine.audio import resample
 from acestep_engine.config import VAEConfig
 from acestep_engine.engine import Engine
 from acestep_engine.errors import Cancelled, InvalidRequest, OutOfMemory
@@ -136,8 +137,23 @@ def test_any_rate_and_channels_come_back_with_the_same_length(
     assert audio.waveform.shape == (songs, 2, 48_000)
 
 
-def test_one_sample_is_a_frame(engine: Engine, tiny_model: ModelSpec) -> None:
-    assert engine.encode(tiny_model, Audio(torch.full((1, 1, 1), 0.5))).values.shape == (1, 1, 64)
+@pytest.mark.parametrize("rate", [8_000, 44_100, 48_000, 96_000])
+def test_one_sample_is_a_frame(rate: int, engine: Engine, tiny_model: ModelSpec) -> None:
+    one = Audio(torch.full((1, 1, 1), 0.5), rate)
+    assert engine.encode(tiny_model, one).values.shape == (1, 1, 64)
+
+
+def test_what_the_vae_hears_is_the_sound_at_48_khz_in_stereo_with_silence_behind(
+    engine: Engine, tiny_model: ModelSpec
+) -> None:
+    """Mono, another rate, two songs, not in one piece: as if the caller had prepared it."""
+    sound = torch.rand(30_000, 2, generator=torch.Generator().manual_seed(0)).T[:, None] - 0.5
+    assert not sound.is_contiguous()
+    ready = resample(Audio(sound.contiguous(), 44_100)).waveform
+    assert ready.shape[-1] == round(30_000 * 48_000 / 44_100) == 32_653
+    padded = torch.nn.functional.pad(ready, (0, 18 * 1920 - 32_653)).expand(-1, 2, -1)
+    found = engine.encode(tiny_model, Audio(sound, 44_100)).values
+    assert torch.equal(found, engine.encode(tiny_model, Audio(padded)).values)
 
 
 @pytest.mark.slow
