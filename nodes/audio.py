@@ -28,8 +28,8 @@ class VAEDecodeTiled(io.ComfyNode):
             inputs=[
                 ModelSocket.Input("model", tooltip="From Load ACE-Step."),
                 io.Latent.Input("latent", tooltip="Audio latents, as the DiT Sampler gives them."),
-                _tile_input(),
-                _memory_input(),
+                tile_input(),
+                memory_input(),
             ],
             outputs=[
                 io.Audio.Output(
@@ -60,8 +60,8 @@ class VAEEncodeTiled(io.ComfyNode):
             inputs=[
                 ModelSocket.Input("model", tooltip="From Load ACE-Step."),
                 io.Audio.Input("audio", tooltip="Any sound; it is brought to 48 kHz stereo."),
-                _tile_input(),
-                _memory_input(),
+                tile_input(),
+                memory_input(),
             ],
             outputs=[
                 io.Latent.Output(
@@ -82,7 +82,7 @@ class VAEEncodeTiled(io.ComfyNode):
         return io.NodeOutput(latent_of(latents))
 
 
-def _tile_input() -> Any:
+def tile_input() -> Any:
     return io.Float.Input(
         "tile",
         default=0.0,
@@ -95,7 +95,7 @@ def _tile_input() -> Any:
     )
 
 
-def _memory_input() -> Any:
+def memory_input() -> Any:
     return io.Int.Input(
         "max_memory",
         default=0,

@@ -16,8 +16,10 @@ NODES = {
     "listen": ("Understand", "ScoreCodes"),
     "edit": ("PlanEdit", "CodesText"),
     "codes": ("AudioCodeSampler",),
+    "material": ("CodesEdit", "CodesFromAudio"),
     "render": ("DiTSampler",),
     "audio": ("VAEDecodeTiled", "VAEEncodeTiled"),
+    "splice": ("SpliceAudio",),
 }
 
 
