@@ -181,8 +181,8 @@ class Renderer:
         if self._encoded is None or self._encoded[0] != key:
             if audio.waveform.abs().max() < level.SILENCE:
                 raise InvalidRequest(
-                    f"The source is silent: no sample reaches {level.SILENCE:g}. Connect a recording with "
-                    "sound in it."
+                    f"The source is silent: no sample reaches {level.SILENCE:g}. Connect a "
+                    "recording with sound in it."
                 )
             rate = audio.sample_rate
             rims = round(left * rate), round(right * rate)

@@ -1,6 +1,6 @@
 """New sound put into an original, which stays as it was, bit for bit, outside the new regions.
 
-Plain arithmetic on waveforms; knows no model, no latents and no task.
+Plain arithmetic on waveforms; knows no model and no latents.
 Dimension key: B songs, X audio channels (2), S samples at the rate of the original.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,30 +15,14 @@ from torch.nn.functional import pad
 
 from .audio import resample, to_stereo
 from .errors import InvalidRequest
+from .remix import Region
 from .types import FRAME_RATE, Audio
 
 CROSSFADE = 0.05  # seconds
 
 
-class Stretch(Protocol):
-    """From `start` to `end` seconds of the original; None is its end, and both may lie outside."""
-
-    @property
-    def start(self) -> float: ...
-    @property
-    def end(self) -> float | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch given by hand."""
-
-    start: float
-    end: float | None = None
-
-
 def splice(
-    original: Audio, new: Audio, regions: Sequence[Stretch], crossfade: float = CROSSFADE
+    original: Audio, new: Audio, regions: Sequence[Region], crossfade: float = CROSSFADE
 ) -> Audio:
     """`new` inside the `regions`, `original` outside, in stereo at the rate of the original.
 
@@ -74,7 +56,7 @@ def splice(
 
 
 def _layout(
-    original: Audio, regions: Sequence[Stretch]
+    original: Audio, regions: Sequence[Region]
 ) -> tuple[list[tuple[int, int]], tuple[int, int]]:
     """Regions in samples of the result, and the samples added on the left and on the right."""
     rate, samples = original.sample_rate, original.waveform.shape[-1]

@@ -7,7 +7,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..acestep_engine.splice import CROSSFADE, Span, splice
+from ..acestep_engine.remix import Region
+from ..acestep_engine.splice import CROSSFADE, splice
 from ..acestep_engine.types import MAX_DURATION
 from .host import bordered
 from .sockets import TaskSocket, audio_from, audio_of
@@ -42,7 +43,7 @@ class SpliceAudio(io.ComfyNode):
         crossfade: float,
         task: Any = None,
     ) -> io.NodeOutput:
-        by_hand = (Span(start, None if end < 0 else end),)
+        by_hand = (Region(start, None if end < 0 else end),)
         regions = by_hand if task is None else getattr(task, "regions", ())
         sound = splice(audio_from(original), audio_from(new), regions, crossfade)
         return io.NodeOutput(audio_of(sound))
