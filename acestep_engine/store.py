@@ -13,7 +13,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -24,7 +24,9 @@ from .errors import UnsupportedRuntime
 from .host import Host
 from .models_torch import packed
 from .runtime import Runtime, choose
-from .types import ModelSpec
+from .types import LoRA, ModelSpec
+from .weights import adapters
+from .weights.adapter_files import Adapter, open_adapter, stamps
 from .weights.files import Stamp, stamp
 from .weights.layouts import Role, Source, locate
 from .weights.load import Tensors, fill, read
@@ -38,8 +40,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PACKED_ROLES: dict[str, tuple[Role, ...]] = {"cpu": ("lm",), "mlx": ("lm", "dit")}
 """The parts whose weights are packed on each kind of device: those whose size is felt."""
 
-Key = tuple[Role, str, tuple[Stamp, ...], str, str]
-"""Role, prefix inside the files, the files as they are now, config.json, form of the weights."""
+
+class Key(NamedTuple):
+    """What a component is made of; `files` and `adapters` as they are now on the disk."""
+
+    role: Role
+    prefix: str  # inside the files
+    files: tuple[Stamp, ...]
+    config: str
+    adapters: tuple[tuple[Stamp, float], ...]  # each file with its strength, as they act
+    form: str
 
 
 @dataclass(eq=False)
@@ -50,6 +60,7 @@ class Component:
     key: Key
     module: Any  # of torch, or of MLX
     nbytes: int
+    loras: tuple[LoRA, ...] = ()  # in the order in which they acted
 
 
 class Store:
@@ -59,6 +70,8 @@ class Store:
         self.host = host
         self._components: dict[Key, Component] = {}
         self._runtimes: dict[ModelSpec, Runtime] = {}
+        self._adapters: dict[str, Adapter] = {}
+        """What each adapter holds, by its path, as it was last read."""
 
     def runtime(self, spec: ModelSpec) -> Runtime:
         """How `spec` runs on this machine; decided once and logged with its reasons."""
@@ -89,47 +102,69 @@ class Store:
         while gone:
             self._drop(gone.pop())
         runtime = self._runtimes.pop(spec, None)
+        used = {lora.path for other in self._runtimes for lora in other.loras}
+        self._adapters = {path: held for path, held in self._adapters.items() if path in used}
         if runtime and runtime.device == "mlx":
             mlx_device.clear_cache()
 
     def key(self, spec: ModelSpec, role: Role) -> Key:
         """What `role` of `spec` is made of: another value means other weights."""
-        return _key(role, locate(spec, role), self.runtime(spec))
+        return self._key(spec, role, locate(spec, role))
 
     def loaded(self) -> list[Component]:
         return list(self._components.values())
 
+    def _key(self, spec: ModelSpec, role: Role, source: Source) -> Key:
+        for lora in spec.loras:
+            known = self._adapters.get(lora.path)
+            if lora.strength and (known is None or known.stamps != stamps(lora.path)):
+                self._adapters[lora.path] = open_adapter(lora.path)
+        worn = self._worn(spec, role)
+        files = [(file, w.strength) for w in worn for file in self._adapters[w.path].stamps]
+        config = json.dumps(source.config, sort_keys=True)
+        form = _form(role, self.runtime(spec))
+        return Key(role, source.prefix, tuple(map(stamp, source.files)), config, tuple(files), form)
+
+    def _worn(self, spec: ModelSpec, role: Role) -> tuple[LoRA, ...]:
+        """The adapters that change this part of `spec`, as far as they were read."""
+        read_ones = ((lora, self._adapters.get(lora.path)) for lora in spec.loras)
+        return adapters.acting([(lora, held) for lora, held in read_ones if held], role)
+
     def _component(self, spec: ModelSpec, role: Role, runtime: Runtime) -> Component:
         source = locate(spec, role)
-        key = _key(role, source, runtime)
+        key = self._key(spec, role, source)
         component = self._components.get(key)
         if component is None:
             self._make_way(spec, key)
-            module, nbytes = self._load(role, source, runtime)
-            component = self._components[key] = Component(role, key, module, nbytes)
+            worn = self._worn(spec, role)
+            tensors = self._tensors(spec, source, worn)
+            module, nbytes = self._load(role, tensors, runtime)
+            component = self._components[key] = Component(role, key, module, nbytes, worn)
         return component
 
     def _make_way(self, spec: ModelSpec, key: Key) -> None:
         """Drop what `key` replaces: the part as its files were before, or in another form.
 
-        Another form stays where a model in use needs it. A model of the same files as `spec`
-        does not count: it is `spec` under an earlier wish.
+        Another form, or other adapters, stay where a model in use needs them. A model of the same
+        files as `spec` does not count: it is `spec` under an earlier wish.
         """
         others = [other for other in self._runtimes if _paths(other) != _paths(spec)]
         for component in self.loaded():
             made = component.key
-            if made[0] != key[0] or not _names(made) & _names(key):
+            if made.role != key.role or not _names(made) & _names(key):
                 continue
-            if made[:-1] != key[:-1] or not any(self._uses(other, component) for other in others):
+            if _is_stale(made, key) or not any(self._uses(other, component) for other in others):
                 self._drop(component)
 
     def _uses(self, spec: ModelSpec, component: Component) -> bool:
-        """Whether `spec` means `component`, by its path for that part and by its form."""
+        """Whether `spec` means `component`: by its path for the part, its adapters and its form."""
         path = _path(spec, component.name)
         if not path or not any(_inside(name, path) for name in _names(component.key)):
             return False
+        if self._worn(spec, component.name) != component.loras:
+            return False
         try:
-            return _form(component.name, self.runtime(spec)) == component.key[-1]
+            return _form(component.name, self.runtime(spec)) == component.key.form
         except UnsupportedRuntime:  # it never ran
             return False
 
@@ -137,9 +172,23 @@ class Store:
         self.host.release(component)
         del self._components[component.key]
 
-    def _load(self, role: Role, source: Source, runtime: Runtime) -> tuple[Any, int]:
-        start = time.perf_counter()
+    def _tensors(self, spec: ModelSpec, source: Source, worn: tuple[LoRA, ...]) -> Tensors:
+        """The weights of a part with its adapters; tells where one of them fits in part only."""
         tensors = read(source)
+        if not worn:
+            return tensors
+        matches = [adapters.fit(spec, lora, self._adapters[lora.path]) for lora in worn]
+        for match in matches:
+            first, *_ = match.adapter.roles
+            logger.log(
+                logging.WARNING if match.unmatched and first == source.role else logging.INFO,
+                "ACE-Step: adapter %s",
+                match.text,
+            )
+        return adapters.Merged(tensors, matches)
+
+    def _load(self, role: Role, tensors: Tensors, runtime: Runtime) -> tuple[Any, int]:
+        start, source = time.perf_counter(), tensors.source
         config = config_of(role, tensors.shapes, source.config)
         if runtime.device == "mlx":
             module, nbytes = self._load_mlx(role, config, tensors, runtime)
@@ -185,11 +234,6 @@ def _backend_class(role: Role, runtime: Runtime) -> type:
     return GraphLanguageModel if recorded else BUILDERS[role][1]
 
 
-def _key(role: Role, source: Source, runtime: Runtime) -> Key:
-    config = json.dumps(source.config, sort_keys=True)
-    return role, source.prefix, tuple(map(stamp, source.files)), config, _form(role, runtime)
-
-
 def _form(role: Role, runtime: Runtime) -> str:
     """How weights are kept: forms do not serve each other."""
     bits = runtime.bits if role in PACKED_ROLES.get(runtime.device, ()) else 0
@@ -197,11 +241,17 @@ def _form(role: Role, runtime: Runtime) -> str:
 
 
 def _names(key: Key) -> set[str]:
-    return {name for name, _, _ in key[2]}
+    return {name for name, _, _ in key.files}
 
 
-def _paths(spec: ModelSpec) -> tuple[str, ...]:
-    return spec.dit, spec.text_encoder, spec.lm, spec.vae
+def _is_stale(made: Key, key: Key) -> bool:
+    """Whether files of `made` are no longer as they were, by those of `key`."""
+    now = {file[0]: file for file, _ in key.adapters}
+    return made[1:4] != key[1:4] or any(now.get(file[0], file) != file for file, _ in made.adapters)
+
+
+def _paths(spec: ModelSpec) -> tuple[object, ...]:
+    return spec.dit, spec.text_encoder, spec.lm, spec.vae, spec.loras
 
 
 def _path(spec: ModelSpec, role: Role) -> str:

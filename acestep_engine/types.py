@@ -30,6 +30,7 @@ MIN_DURATION, MAX_DURATION = 1.0, 600.0  # seconds of audio a request may ask fo
 DEFAULT_DURATION = 120.0  # seconds, where neither the user nor a language model decides
 MAX_SONGS = 8  # songs in one batch
 MAX_SEED = 2**63 - 1
+MAX_STRENGTH = 3.0  # of an adapter, either way
 
 PromptLayout = Literal["aligned", "legacy"]
 
@@ -318,12 +319,27 @@ class DiTSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class LoRA:
+    """An adapter of the DiT's file, of any kind that `weights.adapters` reads: a file or a folder.
+
+    strength: -MAX_STRENGTH..MAX_STRENGTH; 0 is no adapter.
+    """
+
+    path: str
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_text("path of an adapter", self.path)
+        _check_range("strength of an adapter", self.strength, -MAX_STRENGTH, MAX_STRENGTH)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Which files make up a model, and the wishes for how it runs. Light, hashable, picklable.
 
     Each path is a file or folder in any layout that `weights.layouts` knows; several may be equal
     (all-in-one file, diffusers folder). An empty path means that part is not there. `family` "auto"
-    is read from config.json or the file name.
+    is read from config.json or the file name. `loras` change the weights as they are loaded.
     """
 
     dit: str = ""  # condition encoder, tokenizer and detokenizer come from the same place
@@ -332,6 +348,7 @@ class ModelSpec:
     vae: str = ""
     family: Literal["auto", "turbo", "sft", "base"] = "auto"
     wish: Wish = Wish()
+    loras: tuple[LoRA, ...] = ()
 
 
 def frames_of(seconds: float) -> int:

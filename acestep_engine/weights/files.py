@@ -111,9 +111,9 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return ()
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder; empty where there is none."""
-    path = folder / CONFIG
+def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
+    """The JSON object in the file `name` of a model folder; empty where there is none."""
+    path = folder / name
     if not path.is_file():
         return {}
     try:

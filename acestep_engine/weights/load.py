@@ -20,7 +20,7 @@ from .keymaps import official_names
 from .parts import PARTS, cure
 from .silence import read_silence
 from .sources import Source
-from .tensors import first_bad, fold_weight_norm, refuse_quantised, snake_shape
+from .tensors import first_bad, fp8_scales, join, refuse_quantised, snake_shape, without_scales
 
 __all__ = ["Report", "Tensors", "compare", "fill", "read", "read_silence"]
 
@@ -30,8 +30,9 @@ SHOWN = 3  # names of each kind in a message
 class Tensors(Mapping[str, Tensor]):
     """The tensors of one role by official name, read from the disk when asked for.
 
-    `shapes` is known without reading any. Weight norm is folded and in float32; everything else
-    comes as it is stored, a view into the file where the system allows.
+    `shapes` is known without reading any. Weight norm is folded, scaled 8-bit floats are multiplied
+    out, both in float32; all else comes as it is stored, a view into the file where the system
+    allows.
     """
 
     def __init__(self, source: Source, parts: Mapping[str, tuple[Entry, ...]]) -> None:
@@ -41,9 +42,10 @@ class Tensors(Mapping[str, Tensor]):
         self._files: dict[Path, Any] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        tensors = [self._read(entry) for entry in self._parts[name]]
+        entries = self._parts[name]
+        tensors = [self._read(entry) for entry in entries]
         if len(tensors) == 2:
-            return fold_weight_norm(*tensors)
+            return join(entries[0].key, *tensors)
         return tensors[0].reshape(self.shapes[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -95,7 +97,7 @@ class Report:
 
 
 def read(source: Source) -> Tensors:
-    """The tensors of `source`; opens no tensor yet. BadCheckpoint where they are quantised."""
+    """The tensors of `source`; opens no tensor yet. BadCheckpoint where they are packed."""
     header = read_headers(source.files)
     size = len(source.prefix)
     names = [key[size:] for key in header if key.startswith(source.prefix)]
@@ -103,11 +105,15 @@ def read(source: Source) -> Tensors:
         official: header[source.prefix + name]
         for official, name in official_names(source.role, source.style, names).items()
     }
+    scales = fp8_scales(chosen)
+    chosen = without_scales(chosen, scales)
     refuse_quantised(chosen.values())
     parts: dict[str, tuple[Entry, ...]] = {}
     for name, entry in chosen.items():
         stem = name.removesuffix("_v")
-        if name.endswith(".weight_v") and f"{stem}_g" in chosen:
+        if name in scales:
+            parts[name] = (scales[name], entry)
+        elif name.endswith(".weight_v") and f"{stem}_g" in chosen:
             parts[stem] = (chosen[f"{stem}_g"], entry)
         elif not (name.endswith(".weight_g") and f"{name.removesuffix('_g')}_v" in chosen):
             parts[name] = (entry,)

@@ -149,13 +149,62 @@ def test_values_that_no_training_leaves_are_refused(
         fill(tree(tensors.shapes), tensors, torch.float32)
 
 
-def test_quantised_files_are_refused_part_by_part(tiny_model: ModelSpec, tmp_path: Path) -> None:
-    path = tmp_path / "fp8_scaled.safetensors"
-    change = {"decoder.layers.0.mlp.up_proj.scale_weight": torch.ones(1)}
-    spec = altered(tiny_model, path, change)
-    with pytest.raises(BadCheckpoint, match=r"fp8_scaled.*quantised.*bf16"):
+UP_PROJ = "decoder.layers.0.mlp.up_proj"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {f"{UP_PROJ}.scale_weight": torch.ones(1)},  # of a weight that is not in 8 bits
+        {f"{UP_PROJ}.comfy_quant": torch.zeros(4, dtype=torch.uint8)},
+        {f"{UP_PROJ}.weight": torch.zeros(48, 32, dtype=torch.int8)},
+        {  # a scale for each block
+            f"{UP_PROJ}.weight": torch.zeros(48, 32).to(torch.float8_e4m3fn),
+            f"{UP_PROJ}.weight_scale": torch.zeros(48, 1, dtype=torch.uint8),
+        },
+        {
+            f"{UP_PROJ}.weight": torch.zeros(48, 32).to(torch.float8_e4m3fn),
+            f"{UP_PROJ}.weight_scale": torch.ones(48, 2),
+        },
+    ],
+)
+def test_packed_weights_are_refused_part_by_part(
+    tiny_model: ModelSpec, tmp_path: Path, change: dict[str, Tensor]
+) -> None:
+    spec = altered(tiny_model, tmp_path / "packed.safetensors", change)
+    with pytest.raises(BadCheckpoint, match=r"packed.*quantised.*bf16"):
         tensors_of(spec)
     assert len(tensors_of(spec, "condition_encoder"))
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("naming", ["scale_weight", "weight_scale", "none"])
+@pytest.mark.parametrize("shape", [(), (1,), (48,), (48, 1)])
+def test_scaled_8_bit_floats_are_multiplied_out(
+    tiny_model: ModelSpec, tmp_path: Path, kind: torch.dtype, naming: str, shape: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.rand(shape, generator=generator) / 100 + 0.01
+    stored = torch.randn(48, 32, generator=generator).to(kind)
+    change: dict[str, Tensor | None] = {f"{UP_PROJ}.weight": stored}
+    expected = stored.double()
+    if naming == "none":
+        change["decoder.norm_out.weight"] = torch.ones(32)
+    else:
+        change[f"{UP_PROJ}.{naming}"] = scale
+        expected *= scale.double().reshape(-1, 1)
+        old = naming == "scale_weight"
+        change[f"{UP_PROJ}.{'scale_input' if old else 'input_scale'}"] = torch.ones(())
+        change["scaled_fp8" if old else f"{UP_PROJ}.comfy_quant"] = (
+            torch.zeros(0, dtype=kind) if old else torch.zeros(9, dtype=torch.uint8)
+        )
+    spec = altered(tiny_model, tmp_path / "fp8.safetensors", change)
+    tensors = tensors_of(spec)
+    plain = tensors_of(tiny_model)
+    assert tensors.shapes == plain.shapes
+    name = "layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(tensors[name].double(), expected, rtol=1e-6, atol=0)
+    assert fill(tree(tensors.shapes), tensors, torch.bfloat16).fits
 
 
 def test_buffers_that_no_file_fills_are_a_fault_of_ours(tiny_model: ModelSpec) -> None:

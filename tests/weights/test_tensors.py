@@ -42,7 +42,6 @@ def test_a_transposed_convolution_has_one_gain_per_input_channel() -> None:
         ("layers.0.mlp.up_proj.scale_weight", "F32"),
         ("layers.0.mlp.up_proj.weight_scale", "F32"),
         ("layers.0.mlp.up_proj.comfy_quant", "U8"),
-        ("scaled_fp8", "F8_E4M3"),
         ("layers.0.mlp.up_proj.weight.absmax", "F32"),
         ("layers.0.mlp.up_proj.weight", "I8"),
         ("layers.0.mlp.up_proj.qweight", "I32"),
