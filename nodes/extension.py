@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 NODES = {
     "load": ("LoadACEStep",),
+    "lora": ("ApplyLoRA",),
     "plan": ("CoTPlanner",),
     "words": ("SongWriter", "LyricFormatter"),
     "listen": ("Understand", "ScoreCodes"),

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 KINDS = ("cuda", "mps", "xpu", "cpu")
 OFFICIAL = "acestep"  # the model folder for official and diffusers folders
 DIFFUSERS = "model_index.json"  # lies in a folder whose sub-folders are its parts
+ADAPTER = "adapter_config.json"  # lies in the folder of a PEFT adapter
 Result = TypeVar("Result")
 
 
@@ -164,6 +165,17 @@ def model_folders() -> dict[str, str]:
         for folder in sorted({*root.glob("*/"), *root.glob("*/*/")}):
             part_of_diffusers = (folder.parent / DIFFUSERS).is_file()
             if folder.is_dir() and not part_of_diffusers and _holds_weights(folder):
+                found.setdefault(folder.relative_to(root).as_posix(), str(folder))
+    return found
+
+
+def adapter_folders() -> dict[str, str]:
+    """Folders below `models/loras` that a trainer wrote, three levels deep, by their short name."""
+    found: dict[str, str] = {}
+    for root in map(Path, folder_paths.get_folder_paths("loras")):
+        for depth in ("*", "*/*", "*/*/*"):
+            for config in sorted(root.glob(f"{depth}/{ADAPTER}")):
+                folder = config.parent
                 found.setdefault(folder.relative_to(root).as_posix(), str(folder))
     return found
 

@@ -72,20 +72,20 @@ def length_shape(shapes: Shapes, weight: Shape) -> Shape | None:
 
 
 def delta(tensors: Mapping[Piece, Tensor]) -> Tensor:
-    """The unscaled change (O, I) in float32."""
+    """The unscaled change (O, I) of pieces in float32."""
     if "down" in tensors:
-        change_OI = _flat(tensors["up"]) @ _flat(tensors["down"])
+        change_OI = tensors["up"].flatten(1) @ tensors["down"].flatten(1)
     else:
         change_OI = torch.kron(_factor(tensors, "w1"), _factor(tensors, "w2"))
     scalar = tensors.get("scalar")
-    return change_OI if scalar is None else change_OI * scalar.float()
+    return change_OI if scalar is None else change_OI * scalar
 
 
 def lengthened(changed: Tensor, lengths: Tensor) -> Tensor:
     """`changed` with the given lengths of its rows, or of its columns: those of size 1 go along."""
     along = [axis for axis, size in enumerate(lengths.shape) if size == 1]
     norm = torch.linalg.vector_norm(changed, dim=along, keepdim=True).clamp_min(LEAST)
-    return changed * (lengths.float() / norm)
+    return changed * (lengths / norm)
 
 
 def _has(shapes: Shapes, factor: Literal["w1", "w2"]) -> bool:
@@ -107,9 +107,5 @@ def _product(left: Shape, right: Shape) -> tuple[int, int]:
 
 def _factor(tensors: Mapping[Piece, Tensor], name: Literal["w1", "w2"]) -> Tensor:
     if name in tensors:
-        return _flat(tensors[name])
-    return _flat(tensors[f"{name}_a"]) @ _flat(tensors[f"{name}_b"])
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.float().flatten(1)
+        return tensors[name].flatten(1)
+    return tensors[f"{name}_a"].flatten(1) @ tensors[f"{name}_b"].flatten(1)

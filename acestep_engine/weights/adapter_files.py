@@ -62,8 +62,8 @@ class Adapter:
 
     @property
     def roles(self) -> dict[Role, None]:
-        """The parts of a model that it may change, in order."""
-        return {role: None for module in self.modules for role in module.layer.roles}
+        """The parts of a model that it may change, in order; the DiT where it names no part."""
+        return {r: None for module in self.modules for r in module.layer.roles} or {"dit": None}
 
     @property
     def is_dora(self) -> bool:

@@ -77,13 +77,14 @@ class Merged(Tensors):
         return value
 
     def _changed(self, weight: Tensor, module: Module, strength: float) -> Tensor:
-        pieces = {piece: self._read(entry) for piece, entry in module.pieces.items()}
+        pieces = {piece: self._read(entry).float() for piece, entry in module.pieces.items()}
+        for piece, entry in module.pieces.items():  # small, unlike what they make
+            if not torch.isfinite(pieces[piece]).all():
+                raise BadCheckpoint(
+                    f"{entry.file}: tensor '{entry.key}' has NaN or infinite values; its training "
+                    f"went astray or the file is damaged. {AGAIN}"
+                )
         change = delta(pieces).reshape(weight.shape)
-        if not torch.isfinite(change).all():
-            raise BadCheckpoint(
-                f"{next(iter(module.pieces.values())).file}: the change of '{module.spelled}' is "
-                f"NaN or infinite; its training went astray or the file is damaged. {AGAIN}"
-            )
         lengths = length_shape(module.shapes, tuple(weight.shape))
         if lengths is None:
             return weight.add(change, alpha=module.scale * strength)

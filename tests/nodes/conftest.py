@@ -83,7 +83,7 @@ def models(pack: Pack, tmp_path: Path) -> Iterator[Path]:
     folders = folder_paths.folder_names_and_paths
     pack("nodes.host")  # registers models/acestep
     saved = dict(folders)
-    for name in ("diffusion_models", "checkpoints", "text_encoders", "vae", "acestep"):
+    for name in ("diffusion_models", "checkpoints", "text_encoders", "vae", "loras", "acestep"):
         folders[name] = ([str(tmp_path / name)], saved[name][1])
     folder_paths.filename_list_cache.clear()
     yield tmp_path

@@ -14,6 +14,7 @@ TEXT = "STRING,COMBO"  # goes into texts and into lists
 SONG = ["ACESTEP_PLAN", "STRING", "STRING", "INT", TEXT, "FLOAT", TEXT, TEXT]
 OUTPUTS = {
     "ACEStepLoad": ["ACESTEP_MODEL"],
+    "ACEStepLoRA": ["ACESTEP_MODEL", "STRING"],
     "ACEStepSongWriter": SONG,
     "ACEStepLyricFormatter": SONG,
     "ACEStepUnderstand": SONG,

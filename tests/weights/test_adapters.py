@@ -289,6 +289,21 @@ def test_a_base_in_16_bits_is_changed_in_32_and_rounded_once(
         assert ((changed.double() - expected).abs() <= 0.5001 * ulp).all()
 
 
+def test_a_scaled_fp8_base_is_multiplied_out_before_it_is_changed(
+    store: Store, tiny_model: ModelSpec, tmp_path: Path
+) -> None:
+    table = load_file(Path(tiny_model.dit) / "model.safetensors")
+    layer = f"decoder.{NAME}"
+    scale = table[f"{layer}.weight"].abs().max() / 448
+    table[f"{layer}.weight"] = (table[f"{layer}.weight"] / scale).to(torch.float8_e4m3fn)
+    table[f"{layer}.weight_scale"] = scale
+    save_file(table, tmp_path / "fp8.safetensors")
+    lora = LoRA(str(FORMS["PEFT folder"](tmp_path)))
+    model = at(replace(tiny_model, dit=str(tmp_path / "fp8.safetensors")), lora)
+    expected = table[f"{layer}.weight"].double() * scale.double() + CHANGE
+    assert (weights(store, model)[f"{NAME}.weight"] - expected).abs().max() <= 1e-5
+
+
 def test_strength_0_is_no_adapter(store: Store, tiny_model: ModelSpec, tmp_path: Path) -> None:
     model = at(tiny_model, LoRA(str(FORMS["PEFT folder"](tmp_path)), 0.0))
     changed = store.backend(model, "dit").module
@@ -416,6 +431,18 @@ def test_a_song_changes_with_the_adapter_and_comes_back_without(
     assert torch.equal(song(base), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_adapters_may_be_stored_in_fewer_bits(
+    store: Store, tiny_model: ModelSpec, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    up, down = UP.to(dtype), DOWN.to(dtype)
+    path = single(tmp_path, peft(PEFT + NAME, up=up, down=down), alpha="4")
+    name = f"{NAME}.weight"
+    changed = weights(store, at(tiny_model, LoRA(str(path))))[name].double()
+    difference = changed - weights(store, at(tiny_model))[name].double()
+    assert (difference - up.double() @ down.double()).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
@@ -469,8 +496,10 @@ def test_an_adapter_of_nothing_here_is_refused_by_its_first_keys(
     store: Store, tiny_model: ModelSpec, tmp_path: Path, table: dict[str, Tensor]
 ) -> None:
     model = at(tiny_model, LoRA(str(single(tmp_path, table))))
-    with pytest.raises(BadCheckpoint, match="fits nothing") as caught:
+    with pytest.raises(BadCheckpoint, match="fits nothing"):
         adapters.inspect(model)
+    with pytest.raises(BadCheckpoint, match="fits nothing") as caught:
+        store.backend(model, "dit")
     assert any(key in str(caught.value) for key in table)
 
 
@@ -508,7 +537,7 @@ def test_an_adapter_with_nan_is_refused(
     store: Store, tiny_model: ModelSpec, tmp_path: Path
 ) -> None:
     table = peft(NAME, up=UP * torch.nan)
-    with pytest.raises(BadCheckpoint, match=f"{NAME}.*NaN"):
+    with pytest.raises(BadCheckpoint, match=rf"{NAME}\.lora_B\.weight.*NaN"):
         store.backend(at(tiny_model, LoRA(str(single(tmp_path, table)))), "dit")
     assert store.loaded() == []
 
