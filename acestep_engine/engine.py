@@ -44,6 +44,7 @@ from .types import (
     require_finite,
 )
 from .vae import level, memory, tiling
+from .weights import adapters
 from .weights.layouts import ROLES, family_of, locate
 
 LOUDEST = 8.0  # no sound is louder: such samples are integers that nobody scaled
@@ -237,6 +238,7 @@ class Engine:
             "tile": runtime.tile,
             "reasons": list(runtime.reasons),
             "parts": parts,
+            "adapters": [match.text for match in adapters.inspect(model)],
             "loaded": {part.name: part.nbytes for part in self.store.loaded()},
         }
 

@@ -204,7 +204,7 @@ class Renderer:
             "text_encoder", "condition_encoder", "audio_tokenizer", "audio_detokenizer",
         )  # fmt: skip
         files = [self._store.key(model, role) for role in parts]  # a file may change on the disk
-        key = (model, files, self._silences.key(model), plan, codes, heard, work and work.key)
+        key = (files, self._silences.key(model), plan, codes, heard, work and work.key)
         if self._remembered is None or self._remembered[0] != key:
             self._remembered = None  # before the new ones take memory
             canvases = self._canvases(model, plan, codes, work)
