@@ -21,6 +21,8 @@ NODES = {
     "render": ("DiTSampler",),
     "audio": ("VAEDecodeTiled", "VAEEncodeTiled"),
     "splice": ("SpliceAudio",),
+    "native": ("ToConditioning", "FromConditioning"),
+    "mask": ("LatentNoiseMask",),
 }
 
 

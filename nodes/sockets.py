@@ -1,18 +1,21 @@
-"""Sockets of the flow, and the way between ComfyUI's LATENT and AUDIO and the engine's nouns.
+"""Sockets of the flow, and the way between ComfyUI's own types and the engine's nouns.
 
 It runs no model and changes no value it is given.
-Dimension key: B songs, T latent frames, C latent channels (64), X audio channels, S samples.
+Dimension key: B songs, T latent frames, C latent channels (64), X audio channels, S samples,
+L tokens, D width of the text encoder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from comfy_api.latest import io
 
+from ..acestep_engine.dit.conditions import Words
 from ..acestep_engine.errors import InvalidRequest
-from ..acestep_engine.types import LATENT_CHANNELS, Audio, Latents
+from ..acestep_engine.types import LATENT_CHANNELS, Audio, Codes, Latents
 
 ModelSocket = io.Custom("ACESTEP_MODEL")
 PlanSocket = io.Custom("ACESTEP_PLAN")
@@ -20,6 +23,7 @@ CodesSocket = io.Custom("ACESTEP_CODES")
 TaskSocket = io.Custom("ACESTEP_TASK")
 
 RECORD = "acestep"  # key of a LATENT that holds how the engine made it; of an AUDIO, its gain
+CODES = "audio_codes"  # key of a CONDITIONING: a list of codes for each song
 
 
 def latents_from(latent: Mapping[str, Any]) -> Latents:
@@ -73,3 +77,45 @@ def audio_of(audio: Audio) -> dict[str, Any]:
         "sample_rate": audio.sample_rate,
         RECORD: (waveform_BXS, audio.gain),
     }
+
+
+def empty_latent(songs: int, frames: int, seconds: float) -> dict[str, Any]:
+    """A LATENT to be filled by a sampler; decoding it crops the sound to `seconds`."""
+    return latent_of(Latents(torch.zeros(songs, frames, LATENT_CHANNELS), {"seconds": seconds}))
+
+
+def masked(latent: Mapping[str, Any], mask_T: Sequence[float]) -> dict[str, Any]:
+    """`latent` with a noise mask, (1, 1, T): 1 is made anew, 0 stays.
+
+    Image masks have one axis more, with which ComfyUI's sampler fails on sound.
+    """
+    return {**latent, "noise_mask": torch.tensor(mask_T, dtype=torch.float32)[None, None]}
+
+
+def conditioning_of(words: Words, codes: Codes | None, timbre: Latents | None) -> list[list[Any]]:
+    """The native CONDITIONING of ACE-Step 1.5: text states (1, L, D), and the rest by name."""
+    values: dict[str, Any] = {
+        "pooled_output": None,
+        "conditioning_lyrics": words.lyric_BLD.float().cpu(),
+    }
+    if codes is not None:
+        values[CODES] = [list(item) for item in codes.items]
+    if timbre is not None:
+        values["reference_audio_timbre_latents"] = [timbre.values.transpose(1, 2).contiguous()]
+    return [[words.text_BLD.float().cpu(), values]]
+
+
+def codes_from(conditioning: Iterable[Sequence[Any]]) -> Codes:
+    """The audio codes of all entries; an entry with the codes of an earlier one adds none."""
+    found: dict[tuple[tuple[int, ...], ...], None] = {}
+    for _, values in conditioning:
+        songs = values.get(CODES)
+        rows = songs.tolist() if isinstance(songs, torch.Tensor) else songs or ()
+        found[tuple(tuple(map(int, row)) for row in rows)] = None
+    items = tuple(song for songs in found for song in songs if song)
+    if not items:
+        raise InvalidRequest(
+            "This conditioning holds no audio codes. Connect the one that ComfyUI's "
+            "TextEncodeAceStepAudio1.5 gives, with generate_audio_codes switched on there."
+        )
+    return Codes(items)

@@ -29,6 +29,9 @@ OUTPUTS = {
     "ACEStepDiTSampler": ["LATENT"],
     "ACEStepVAEDecodeTiled": ["AUDIO"],
     "ACEStepVAEEncodeTiled": ["LATENT"],
+    "ACEStepToConditioning": ["CONDITIONING", "LATENT"],
+    "ACEStepFromConditioning": ["ACESTEP_CODES", "FLOAT"],
+    "ACEStepLatentNoiseMask": ["LATENT"],
 }
 
 
