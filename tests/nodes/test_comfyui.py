@@ -43,6 +43,7 @@ LOAD, PLAN, CODES, DIT, DECODE = "1", "2", "4", "5", "6"  # nodes of the workflo
 NODES = (
     *("Load", "CoTPlanner", "AudioCodeSampler", "DiTSampler", "VAEDecodeTiled", "VAEEncodeTiled"),
     *("SongWriter", "LyricFormatter", "Understand", "Score", "PlanEdit", "CodesText"),
+    *("ToConditioning", "FromConditioning", "LatentNoiseMask"),
 )
 WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 LM_WIDTH = 256  # wide enough that its memory shows (222 MB) and a token takes a while
