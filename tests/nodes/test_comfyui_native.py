@@ -101,7 +101,7 @@ def only(prompt: Prompt, kind: str) -> str:
     return number
 
 
-def saved_latent(server: Server, prompt: Prompt, source: list[Any], name: str) -> Prompt:
+def saved_latent(prompt: Prompt, source: list[Any], name: str) -> Prompt:
     """`prompt` with nothing behind the latent of `source` but a file of it."""
     prompt = {n: node for n, node in prompt.items() if node["class_type"] != "SaveAudio"}
     inputs = {"samples": source, "filename_prefix": name}
@@ -109,7 +109,7 @@ def saved_latent(server: Server, prompt: Prompt, source: list[Any], name: str) -
 
 
 def run_latent(server: Server, prompt: Prompt, source: list[Any], name: str) -> torch.Tensor:
-    run = server.run(saved_latent(server, prompt, source, name))
+    run = server.run(saved_latent(prompt, source, name))
     assert run.status == "success", run.error
     (path,) = (server.base / "output").glob(f"{name}*.latent")
     return load_file(path)["latent_tensor"]
@@ -232,7 +232,7 @@ def test_outside_the_mask_the_native_sampler_keeps_the_latent(
         "inputs": {"latent": [sampler, 0], "regions": "2-4", "soft_edge": 0.2},
     }
     prompt["31"] = copy.deepcopy(prompt[sampler])
-    prompt["31"]["inputs"].update(latent_image=["30", 0], seed=7)
+    prompt["31"]["inputs"].update(latent_image=["30", 0], seed=7, cfg=2.0)
     after = run_latent(server, prompt, ["31", 0], "after")
     assert after.shape == before.shape == (1, 64, 150)
     change = (after - before).abs()[0].amax(dim=0)
