@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import InvalidRequest
 from ..models_spec import codebook_size
-from ..models_torch import cpu_conv
+from ..models_torch import cpu_conv, cpu_norm
 from ..models_torch.dit import DiT, Prepared
 from ..models_torch.encoders import ConditionEncoder
 from ..models_torch.fsq import AudioDetokenizer, AudioTokenizer
@@ -45,6 +45,11 @@ class TorchConditionEncoder(Backend[ConditionEncoder]):
     def finish(module: ConditionEncoder, dtype: torch.dtype) -> None:
         if dtype is torch.float16:
             module.lyric_encoder.widen()
+
+    @staticmethod
+    def pack(module: ConditionEncoder, runtime: Runtime) -> None:
+        if runtime.device == "cpu":
+            cpu_norm.arrange(module)
 
     @work
     def encode(self, text_BLD: Tensor, lyric_BLD: Tensor, timbre_NTC: Tensor) -> Tensor:
@@ -89,6 +94,11 @@ class TorchAudioDetokenizer(Backend[AudioDetokenizer]):
 
 
 class TorchVelocity(Backend[DiT]):
+    @staticmethod
+    def pack(module: DiT, runtime: Runtime) -> None:
+        if runtime.device == "cpu":
+            cpu_norm.arrange(module)
+
     @work
     def prepare(self, encoder_BLD: Tensor) -> Prepared:
         return self.module.prepare(self._in(encoder_BLD))

@@ -54,6 +54,7 @@ def run(size: str, precision: str, seconds: float, steps: int, turns: int, peer:
     dtype = DTYPES[runtime.precision]
     model = random_model(lambda: DiT(SIZES[size]), dtype)
     TorchVelocity.finish(model, dtype)
+    TorchVelocity.pack(model, runtime)
     conditions, noise_BTC = inputs(SIZES[size], round(seconds * FRAME_RATE))
     settings = sample.resolve(DiTSampling(), "turbo")
     settings = replace(settings, nodes=settings.nodes[: steps + 1])

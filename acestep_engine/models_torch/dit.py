@@ -133,7 +133,8 @@ class DiT(nn.Module):
         """
         frames = x_BTC.shape[1]
         joined = torch.cat((context_BTC.expand(x_BTC.shape[0], -1, -1), x_BTC), dim=-1)
-        x_BLD = self.proj_in(F.pad(joined, (0, 0, 0, -frames % self.config.patch_size)))
+        padded = F.pad(joined, (0, 0, 0, -frames % self.config.patch_size))
+        x_BLD = self.proj_in(padded).contiguous()  # else every sum would keep its columns apart
         vector, six = (
             now + still
             for now, still in zip(self.time_embed(t_B, x_BTC.dtype), prepared.still, strict=True)
