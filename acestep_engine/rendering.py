@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from .config import Family
 from .dit import conditions, extent, sample, tasks
-from .dit.noise import draw
+from .dit.noise import draw_for, seed_of
 from .dit.text import INSTRUCTIONS
 from .errors import InvalidRequest
 from .host import Host, watched
@@ -31,7 +31,6 @@ from .store import Store
 from .types import (
     FRAME_RATE,
     MAX_DURATION,
-    MAX_SEED,
     MIN_DURATION,
     Audio,
     Codes,
@@ -89,7 +88,7 @@ class Renderer:
         family, _ = family_of(model)
         settings = sample.resolve(sampling, family)
         songs = range(extent.songs_of(codes, sampling))
-        seeds = [(sampling.seed + item) % (MAX_SEED + 1) for item in songs]
+        seeds = [seed_of(sampling.seed, item) for item in songs]
         work = None
         if task is not None:
             check_task(task, family, codes)
@@ -99,17 +98,20 @@ class Renderer:
         settings = replace(settings, nodes=given[0].course.nodes(settings.nodes))
         frames = frames_of(plan.duration) if work else extent.frames_of(plan, codes)
         rendered = [
-            song_BTC[:, :frames] for song_BTC in self._denoise(model, given, settings, seeds)
+            song_BTC[:, :frames]
+            for song_BTC in self._denoise(model, given, settings, sampling, seeds)
         ]
         whole = frames == frames_of(plan.duration)
         record = {
             "family": family,
             "task": type(task).__name__.lower() if task else "text2music",
             "instruction": given[0].instruction,
+            **asdict(settings),
             "nodes": list(settings.nodes),
-            "guidance": settings.guidance,
             "interval": list(settings.interval),
             "seeds": seeds,
+            "retake": sampling.retake,
+            "retake_seed": sampling.retake_seed,
             "codes": [len(item) for item in codes.items] if codes else [],
             "seconds": plan.duration if whole else frames / FRAME_RATE,
         }
@@ -120,6 +122,7 @@ class Renderer:
         model: ModelSpec,
         given: list[conditions.Conditions],
         settings: sample.ResolvedSampling,
+        sampling: DiTSampling,
         seeds: list[int],
     ) -> list[Tensor]:
         """Latents (1, T, 64) of each seed, on the CPU."""
@@ -132,8 +135,8 @@ class Renderer:
             for item, seed in enumerate(seeds):
                 if 0 < item < len(given):  # else all songs share their condition
                     branches = sample.prepare(velocity, given[item], settings)
-                latents_BTC = noise_BTC = draw(seed, frames)
-                for step in sample.denoise(velocity, branches, noise_BTC, settings):
+                latents_BTC = noise_BTC = draw_for(sampling, item, frames)
+                for step in sample.denoise(velocity, branches, noise_BTC, settings, seed):
                     latents_BTC = step.x_BTC
                     update(item * steps + step.index + 1)
                 rendered.append(latents_BTC.cpu())

@@ -33,6 +33,9 @@ MAX_SEED = 2**63 - 1
 MAX_STRENGTH = 3.0  # of an adapter, either way
 
 PromptLayout = Literal["aligned", "legacy"]
+SolverName = Literal["euler", "heun", "dpmpp_2m", "sde"]
+GuidanceMode = Literal["apg", "cfg", "adg", "adg_w_norm", "adg_wo_clip"]
+WaveletMode = Literal["off", "low", "high", "double", "pix"]
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -55,6 +58,12 @@ def _check_text(name: str, value: str) -> None:
         raise InvalidRequest(
             f"{name} is {value!r}, which is no text. Give a text; an empty one means none."
         )
+
+
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    """`value` is one of the words of the Literal `choices`."""
+    if value not in get_args(choices):
+        raise InvalidRequest(f"{name} is {value!r}. Choose one of {', '.join(get_args(choices))}.")
 
 
 def _check_tensor(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -258,9 +267,7 @@ class ComposeOptions:
 
     def __post_init__(self) -> None:
         _check_whole("batch", self.batch, 1, MAX_SONGS)
-        if self.layout not in get_args(PromptLayout):
-            known = ", ".join(get_args(PromptLayout))
-            raise InvalidRequest(f"layout is {self.layout!r}. Choose one of {known}.")
+        _check_choice("layout", self.layout, PromptLayout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +296,28 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Wavelet:
+    """Correction of each step, see `dit.wavelet`; high_scaler is for the high band of "double"."""
+
+    mode: WaveletMode = "off"
+    scaler: float = 0.05
+    high_scaler: float = 0.02
+
+    def __post_init__(self) -> None:
+        _check_choice("dcw", self.mode, WaveletMode)
+        _check_range("dcw_scaler", self.scaler, 0.0, 1.0)
+        _check_range("dcw_high", self.high_scaler, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class DiTSampling:
     """How latents are denoised. None means the default of the checkpoint's family.
 
-    steps: Euler steps. shift: warp of the time grid. guidance: scale of APG (1 is off).
+    steps: of the solver. shift: warp of the time grid. guidance: scale (1 is off).
     interval: noise levels t in which guidance acts. timesteps: own grid, falling from at most 1;
     a final 0 may be left out. batch: songs with seeds `seed + item` (codes decide where given).
+    velocity_clamp: longest velocity, in lengths of the latents; 0 is off. velocity_ema: share of
+    the steps before. retake: 0 is the noise of `seed`, 1 that of `retake_seed` (both `+ item`).
     """
 
     steps: int | None = None
@@ -304,6 +327,13 @@ class DiTSampling:
     timesteps: tuple[float, ...] | None = None
     seed: int = 0
     batch: int = 1
+    solver: SolverName = "euler"
+    guidance_mode: GuidanceMode = "apg"
+    velocity_clamp: float = 0.0
+    velocity_ema: float = 0.0
+    retake: float = 0.0
+    retake_seed: int = 1
+    dcw: Wavelet = Wavelet()
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -316,6 +346,11 @@ class DiTSampling:
             _check_range("guidance interval", end, 0.0, 1.0)
         _check_whole("seed", self.seed, 0, MAX_SEED)
         _check_whole("batch", self.batch, 1, MAX_SONGS)
+        _check_choice("solver", self.solver, SolverName)
+        _check_choice("guidance_mode", self.guidance_mode, GuidanceMode)
+        for name, most in (("velocity_clamp", 100.0), ("velocity_ema", 0.99), ("retake", 1.0)):
+            _check_range(name, getattr(self, name), 0.0, most)
+        _check_whole("retake_seed", self.retake_seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True, slots=True)

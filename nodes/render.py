@@ -13,6 +13,7 @@ from .handle import ModelHandle
 from .host import bordered, engine
 from .lm_widgets import seed_input
 from .sockets import CodesSocket, ModelSocket, PlanSocket, latent_of, latents_from
+from .solver_widgets import solver_fields, solver_inputs
 
 
 class DiTSampler(io.ComfyNode):
@@ -25,7 +26,7 @@ class DiTSampler(io.ComfyNode):
             description="Plays the song: diffusion from noise to latents, led by the plan, the "
             "audio codes and, if you like, the sound of a reference.",
             search_aliases=["music", "song", "ksampler", "diffusion", "timbre", "ace step sampler"],
-            inputs=[*_inputs(), *_rare_inputs(), *_optional_inputs()],
+            inputs=[*_inputs(), *_rare_inputs(), *_optional_inputs(), *solver_inputs()],
             outputs=[
                 io.Latent.Output(
                     "latent",
@@ -151,6 +152,7 @@ def _sampling_of(widgets: Mapping[str, Any]) -> DiTSampling:
         timesteps=_timesteps_of(widgets["timesteps"]),
         seed=widgets["seed"],
         batch=widgets["batch"],
+        **solver_fields(widgets),
     )
 
 

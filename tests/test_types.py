@@ -18,6 +18,7 @@ from acestep_engine.types import (
     Metadata,
     Plan,
     Request,
+    Wavelet,
     frames_of,
 )
 
@@ -69,6 +70,15 @@ def plan(**changes: Any) -> Plan:
         (lambda: ComposeOptions(layout="new"), "aligned, legacy"),
         (lambda: DiTSampling(steps=0), "steps is 0"),
         (lambda: DiTSampling(steps=8.5), "whole"),
+        (lambda: DiTSampling(solver="rk4"), "solver is 'rk4'.* euler, heun, dpmpp_2m, sde"),
+        (lambda: DiTSampling(guidance_mode="pag"), "'pag'.* apg, cfg, adg, adg_w_norm, adg_wo"),
+        (lambda: DiTSampling(velocity_clamp=-1.0), "velocity_clamp is -1"),
+        (lambda: DiTSampling(velocity_ema=1.0), "velocity_ema is 1.0"),
+        (lambda: DiTSampling(retake=1.5), "retake is 1.5"),
+        (lambda: DiTSampling(retake_seed=-1), "retake_seed is -1"),
+        (lambda: Wavelet("both"), "dcw is 'both'.* off, low, high, double, pix"),
+        (lambda: Wavelet("low", 2.0), "dcw_scaler is 2"),
+        (lambda: Wavelet("low", 0.1, float("nan")), "dcw_high is nan"),
     ],
 )
 def test_odd_values_are_refused_by_name(make: Callable[[], object], words: str) -> None:

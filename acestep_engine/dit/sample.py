@@ -16,12 +16,14 @@ from torch import Tensor
 
 from ..backends.base import Velocity
 from ..config import FAMILY_DEFAULTS, Family
-from ..types import DiTSampling, require_finite
-from . import schedule
+from ..errors import InvalidRequest
+from ..types import DiTSampling, GuidanceMode, SolverName, Wavelet, require_finite
+from . import damping, schedule
 from .conditions import Conditions
 from .course import Course
-from .guidance import acts_at, apg
-from .solvers import VelocityAt, euler
+from .guidance import acts_at, guide
+from .solvers import VelocityAt, solver
+from .wavelet import corrected
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,11 @@ class ResolvedSampling:
     nodes: tuple[float, ...]
     guidance: float
     interval: tuple[float, float]
+    solver: SolverName = "euler"
+    guidance_mode: GuidanceMode = "apg"
+    velocity_clamp: float = 0.0
+    velocity_ema: float = 0.0
+    dcw: Wavelet = Wavelet()
 
     def guided(self, t: float) -> bool:
         """Whether the step that starts at noise level `t` asks the null branch, too."""
@@ -69,6 +76,11 @@ class Step:
 
 def resolve(sampling: DiTSampling, family: Family) -> ResolvedSampling:
     """Defaults of `family` filled in; what it cannot do is put right and logged."""
+    if sampling.retake and sampling.retake_seed == sampling.seed:
+        raise InvalidRequest(
+            f"retake_seed and seed are both {sampling.seed}, so there is no other noise to mix in. "
+            "Change retake_seed, or set retake to 0."
+        )
     default = FAMILY_DEFAULTS[family]
     guidance = default.guidance if sampling.guidance is None else sampling.guidance
     if family == "turbo" and guidance > 1.0:
@@ -78,7 +90,27 @@ def resolve(sampling: DiTSampling, family: Family) -> ResolvedSampling:
             guidance,
         )
         guidance = 1.0
-    return ResolvedSampling(_nodes(sampling, family), guidance, sampling.interval)
+    return ResolvedSampling(
+        _nodes(sampling, family),
+        guidance,
+        sampling.interval,
+        sampling.solver,
+        sampling.guidance_mode,
+        sampling.velocity_clamp,
+        sampling.velocity_ema,
+        _dcw(sampling),
+    )
+
+
+def _dcw(sampling: DiTSampling) -> Wavelet:
+    if sampling.solver == "sde" and sampling.dcw.mode != "off":
+        logger.warning(
+            "The wavelet correction '%s' is off: it would amplify the noise that the solver sde "
+            "adds. Choose another solver to use it.",
+            sampling.dcw.mode,
+        )
+        return Wavelet()
+    return sampling.dcw
 
 
 def _nodes(sampling: DiTSampling, family: Family) -> tuple[float, ...]:
@@ -114,17 +146,25 @@ def prepare(velocity: Velocity, conditions: Conditions, settings: ResolvedSampli
 
 
 def denoise(
-    velocity: Velocity, branches: Branches, noise_BTC: Tensor, settings: ResolvedSampling
+    velocity: Velocity,
+    branches: Branches,
+    noise_BTC: Tensor,
+    settings: ResolvedSampling,
+    seed: int = 0,
 ) -> Iterator[Step]:
-    """Denoise `noise_BTC` along the nodes, yielding after every step."""
+    """Denoise `noise_BTC` along the nodes, yielding after every step.
+
+    seed: of the song, for noise that a solver adds.
+    """
     course, steps = branches.course, len(settings.nodes) - 1
     given = branches
     velocity_at = _guided(velocity, lambda: given, settings)
+    step = corrected(solver(settings.solver, seed), settings.dcw)
     noise_BTC = noise_BTC.float()
     x_BTC = course.begin(noise_BTC, settings.nodes[0])
     for i, (t, t_next) in enumerate(zip(settings.nodes[:-1], settings.nodes[1:], strict=True)):
         given = branches if course.follows(i, steps) else branches.free or branches
-        x_BTC = euler(x_BTC, velocity_at, t, t_next)
+        x_BTC = step(x_BTC, velocity_at, t, t_next)
         x_BTC = course.settle(x_BTC, noise_BTC, t_next, i, steps)
         require_finite(x_BTC, f"DiT sampling, step {i + 1} of {steps}", CURE)
         yield Step(i, t_next, x_BTC)
@@ -133,17 +173,20 @@ def denoise(
 def _guided(
     velocity: Velocity, given: Callable[[], Branches], settings: ResolvedSampling
 ) -> VelocityAt:
-    """The velocity under what is `given` now, with guidance mixed in, whose momentum lives on."""
-    momentum: Tensor | None = None
+    """The velocity under what is `given` now: guided, then limited, then averaged.
 
-    def velocity_at(x_BTC: Tensor, t: float) -> Tensor:
-        nonlocal momentum
+    What guidance and average remember lives as long as one render.
+    """
+    guidance = guide(settings.guidance_mode, settings.guidance)
+    average = damping.averaging(settings.velocity_ema)
+
+    def velocity_at(x_BTC: Tensor, t: float, ahead: bool = False) -> Tensor:
         branches = given()
-        cond = velocity(x_BTC, t, branches.context_BTC, branches.cross)
-        if not settings.guided(t):
-            return cond
-        null = velocity(x_BTC, t, branches.context_BTC, branches.null_cross)
-        guided, momentum = apg(cond, null, settings.guidance, momentum)
-        return guided
+        v_BTC = velocity(x_BTC, t, branches.context_BTC, branches.cross)
+        x_BTC = x_BTC.to(v_BTC.device)
+        if settings.guided(t):
+            null_BTC = velocity(x_BTC, t, branches.context_BTC, branches.null_cross)
+            v_BTC = guidance(v_BTC, null_BTC, x_BTC, t, ahead)
+        return average(damping.clamp(v_BTC, x_BTC, settings.velocity_clamp), ahead)
 
     return velocity_at

@@ -1,4 +1,4 @@
-"""Adaptive projected guidance: golden numbers, its laws, and diffusers' function as oracle."""
+"""Guidance: golden numbers, the laws of each mode, and diffusers' function as oracle of APG."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import torch
 from diffusers.guiders.adaptive_projected_guidance import MomentumBuffer, normalized_guidance
 from torch import Tensor
 
-from acestep_engine.dit.guidance import MOMENTUM, NORM_LIMIT, acts_at, apg
+from acestep_engine.dit.guidance import MOMENTUM, NORM_LIMIT, acts_at, adg, apg, cfg, guide
+from acestep_engine.types import GuidanceMode
 
 COND = torch.tensor([[[1.0, 2.0], [0.5, -1.0], [-1.0, 0.0]]])
 NULL = torch.tensor([[[0.0, 1.0], [1.0, 1.0], [2.0, -3.0]]])
+X = torch.tensor([[[0.2, -0.3], [1.0, 0.4], [-0.6, 0.9]]])
+ANGLE_MODES: tuple[GuidanceMode, ...] = ("adg", "adg_w_norm", "adg_wo_clip")
 
 
 def random_pairs(count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -81,6 +84,99 @@ def test_songs_of_a_batch_do_not_influence_each_other() -> None:
     together, _ = apg(cond, null, 7.0, None)
     alone, _ = apg(cond[1:], null[1:], 7.0, None)
     torch.testing.assert_close(together[1:], alone, atol=1e-6, rtol=0)
+
+
+def test_the_made_guide_is_apg_with_its_momentum() -> None:
+    guided, momentum = guide("apg", 7.0), None
+    for cond, null in random_pairs(4):
+        expected, momentum = apg(cond, null, 7.0, momentum)
+        assert torch.equal(guided(cond, null, cond, 0.5), expected)
+
+
+def test_a_look_ahead_uses_the_momentum_and_does_not_move_it() -> None:
+    (first, second, third), guided = random_pairs(3), guide("apg", 7.0)
+    _, momentum = apg(*first, 7.0, None)
+    guided(*first, first[0], 1.0)
+    expected, _ = apg(*second, 7.0, momentum)
+    assert torch.equal(guided(*second, first[0], 0.5, ahead=True), expected)
+    expected, _ = apg(*third, 7.0, momentum)
+    assert torch.equal(guided(*third, first[0], 0.5), expected)
+
+
+def test_plain_guidance_is_linear_and_exact_at_its_ends() -> None:
+    assert torch.equal(cfg(COND, NULL, 0.0), NULL)
+    assert torch.equal(cfg(COND, NULL, 1.0), COND)
+    assert torch.equal(guide("cfg", 7.0)(COND, NULL, X, 0.5), NULL + 7.0 * (COND - NULL))
+
+
+@pytest.mark.parametrize(
+    ("mode", "golden"),
+    [
+        (
+            "adg",
+            [[2.2134311, 1.9754450], [0.4711111, -1.9073434], [-1.7798756, -0.2611559]],
+        ),
+        (
+            "adg_w_norm",
+            [[1.7618449, 1.1516759], [1.3845588, -1.9194945], [-1.8454541, 0.1338728]],
+        ),
+        (
+            "adg_wo_clip",
+            [[0.6195006, -2.8780012], [0.4462500, -1.3402975], [-1.8045323, 3.2565906]],
+        ),
+    ],
+)
+def test_guidance_by_angle_matches_golden_numbers(
+    mode: GuidanceMode, golden: list[list[float]]
+) -> None:
+    found = guide(mode, 7.0)(COND, NULL, X, 0.5)
+    torch.testing.assert_close(found[0], torch.tensor(golden), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ANGLE_MODES)
+def test_by_angle_scale_one_and_equal_branches_leave_the_velocity_nearly_alone(
+    mode: GuidanceMode,
+) -> None:
+    cond, null = random_pairs(1)[0]
+    x = random_pairs(2)[1][0]
+    assert (adg(cond, null, x, 0.5, 1.0, mode) - cond).abs().max() < 0.03
+    assert (adg(cond, cond.clone(), x, 0.5, 7.0, mode) - cond).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(("mode", "limit"), [("adg", 3.14 / 6), ("adg_w_norm", 3.14 / 3)])
+def test_no_frame_turns_further_than_the_limit(mode: GuidanceMode, limit: float) -> None:
+    x = random_pairs(2)[1][0].double()
+    for cond, null in random_pairs(3):
+        cond, null = cond.double(), null.double()
+        guided = guide(mode, 7.0)(cond, 5 * null, x, 0.8)
+        clean, turned = x - 0.8 * cond, x - 0.8 * guided
+        if mode == "adg":  # the other then scales channels, which turns frames
+            angles = torch.cosine_similarity(clean, turned, dim=-1).acos()
+            assert angles.max() <= limit + 1e-3
+        else:
+            torch.testing.assert_close(turned.norm(dim=1), clean.norm(dim=1))
+
+
+@pytest.mark.parametrize("mode", ANGLE_MODES)
+@pytest.mark.parametrize("t", [1.0, 0.3, 1e-3, 1e-6])
+def test_guidance_by_angle_is_finite_at_every_level(mode: GuidanceMode, t: float) -> None:
+    cond, null = random_pairs(1)[0]
+    assert guide(mode, 7.0)(cond, null, cond + null, t).isfinite().all()
+
+
+@pytest.mark.parametrize("mode", ANGLE_MODES)
+def test_at_the_end_where_no_angle_exists_guidance_is_plain(mode: GuidanceMode) -> None:
+    assert torch.equal(guide(mode, 7.0)(COND, NULL, X, 0.0), cfg(COND, NULL, 7.0))
+
+
+@pytest.mark.parametrize("mode", ["apg", "cfg", *ANGLE_MODES])
+def test_modes_treat_each_song_by_itself(mode: GuidanceMode) -> None:
+    cond, null = random_pairs(1)[0]
+    x = random_pairs(2)[1][0]
+    together = guide(mode, 7.0)(cond, null, x, 0.5)
+    for i in range(2):
+        alone = guide(mode, 7.0)(cond[i : i + 1], null[i : i + 1], x[i : i + 1], 0.5)
+        torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

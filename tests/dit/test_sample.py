@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from acestep_engine.config import Family
 from acestep_engine.dit.conditions import Conditions
+from acestep_engine.dit.guidance import apg
 from acestep_engine.dit.noise import draw
 from acestep_engine.dit.sample import ResolvedSampling, Step, denoise, prepare, resolve
 from acestep_engine.dit.schedule import nodes
 from acestep_engine.errors import InvalidRequest, NonFinite
-from acestep_engine.types import DiTSampling
+from acestep_engine.types import DiTSampling, SolverName, Wavelet
 
 FRAMES = 130
 CONDITIONS = Conditions(
@@ -130,6 +132,91 @@ def test_low_precision_noise_is_integrated_in_float32() -> None:
     branches = prepare(velocity, CONDITIONS, settings)
     x = last(denoise(velocity, branches, draw(0, FRAMES).bfloat16(), settings))
     assert x.dtype == torch.float32
+
+
+def test_defaults_are_euler_steps_guided_by_apg_bit_for_bit() -> None:
+    velocity, momentum, x = Bend(), None, draw(4, FRAMES)
+    settings = resolve(DiTSampling(steps=7), "base")
+    branches = prepare(velocity, CONDITIONS, settings)
+    for t, t_next in zip(settings.nodes[:-1], settings.nodes[1:], strict=True):
+        cond = velocity(x, t, CONDITIONS.context_BTC, branches.cross)
+        null = velocity(x, t, CONDITIONS.context_BTC, branches.null_cross)
+        guided, momentum = apg(cond, null, 7.0, momentum)
+        x = x - (t - t_next) * guided
+    assert torch.equal(run(Bend(), settings, seed=4), x)
+
+
+def test_a_second_look_counts_for_guidance_as_the_first_of_the_next_step() -> None:
+    """Heun asks at the end of a step with the same momentum as the next step at its start."""
+    velocity, asked = Bend(), Bend()
+    settings = resolve(DiTSampling(steps=2, shift=1.0, solver="heun"), "base")
+    branches = prepare(velocity, CONDITIONS, settings)
+
+    def both(x: Tensor, t: float) -> tuple[Tensor, Tensor]:
+        crosses = (branches.cross, branches.null_cross)
+        cond, null = (velocity(x, t, CONDITIONS.context_BTC, cross) for cross in crosses)
+        return cond, null
+
+    x = draw(4, FRAMES)
+    first, momentum = apg(*both(x, 1.0), 7.0, None)
+    second, _ = apg(*both(x - 0.5 * first, 0.5), 7.0, momentum)
+    x = x - 0.25 * (first + second)
+    last_one, _ = apg(*both(x, 0.5), 7.0, momentum)
+    torch.testing.assert_close(run(asked, settings, seed=4), x - 0.5 * last_one)
+    assert [t for t, _ in asked.asked] == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_an_interval_holds_for_the_second_look_as_well() -> None:
+    velocity = Bend()
+    run(velocity, resolve(DiTSampling(steps=2, shift=1, solver="heun", interval=(0.6, 1)), "base"))
+    assert velocity.asked == [(1.0, 9), (1.0, 1), (0.5, 9), (0.5, 9)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"solver": "heun"},
+        {"solver": "dpmpp_2m"},
+        {"solver": "sde"},
+        {"guidance_mode": "cfg"},
+        {"guidance_mode": "adg"},
+        {"guidance_mode": "adg_w_norm"},
+        {"guidance_mode": "adg_wo_clip"},
+        {"velocity_clamp": 0.5},
+        {"velocity_ema": 0.3},
+        {"dcw": Wavelet("double")},
+    ],
+    ids=str,
+)
+def test_each_setting_reaches_the_loop(change: dict[str, Any]) -> None:
+    plain = run(Bend(), resolve(DiTSampling(steps=5), "base"))
+    changed = run(Bend(), resolve(DiTSampling(steps=5, **change), "base"))
+    assert changed.isfinite().all()
+    assert not torch.equal(changed, plain)
+
+
+def test_noise_that_a_solver_adds_follows_the_seed_of_the_song() -> None:
+    settings = resolve(DiTSampling(steps=4, solver="sde"), "base")
+    branches = prepare(Bend(), CONDITIONS, settings)
+    songs = [last(denoise(Bend(), branches, draw(0, FRAMES), settings, seed)) for seed in (1, 1, 2)]
+    assert torch.equal(songs[0], songs[1])
+    assert not torch.equal(songs[0], songs[2])
+
+
+@pytest.mark.parametrize(("solver", "mode"), [("sde", "off"), ("heun", "low")])
+def test_the_wavelet_correction_is_off_where_noise_is_added_and_says_so(
+    solver: SolverName, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        settings = resolve(DiTSampling(solver=solver, dcw=Wavelet("low", 0.1)), "base")
+    assert settings.dcw.mode == mode
+    assert ("correction 'low' is off" in caplog.text) == (solver == "sde")
+
+
+def test_a_retake_of_a_seed_with_itself_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="retake_seed and seed are both 3"):
+        resolve(DiTSampling(seed=3, retake=0.2, retake_seed=3), "turbo")
+    resolve(DiTSampling(seed=3, retake_seed=3), "turbo")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -108,6 +108,22 @@ def test_the_order_of_the_filters_is_a_widget_that_old_workflows_lack(
         assert ("temperature" in names) == (names[-1] == "temperature_last")
 
 
+def test_the_way_from_noise_to_sound_is_told_by_widgets_that_old_workflows_lack(
+    pack: Any, classes: dict[str, Any]
+) -> None:
+    widgets, types = pack("nodes.solver_widgets"), pack("acestep_engine.types")
+    names = [entry.id for entry in widgets.solver_inputs()]
+    schema = classes["ACEStepDiTSampler"].define_schema()
+    assert [entry.id for entry in schema.inputs][-len(names) :] == names
+    values = {entry.id: entry.default for entry in widgets.solver_inputs()}
+    assert types.DiTSampling(**widgets.solver_fields({})) == types.DiTSampling()
+    assert types.DiTSampling(**widgets.solver_fields(values)) == types.DiTSampling()
+    wishes = {"solver": "heun", "guidance_mode": "adg", "retake": 0.2, "retake_seed": 9}
+    wavelet = {"dcw": "double", "dcw_scaler": 0.1, "dcw_high": 0.3}
+    found = types.DiTSampling(**widgets.solver_fields({**values, **wishes, **wavelet}))
+    assert found == types.DiTSampling(**wishes, dcw=types.Wavelet("double", 0.1, 0.3))
+
+
 def test_every_key_on_offer_is_known_to_the_models(pack: Any) -> None:
     keys = pack("nodes.song_widgets").KEYS
     assert len(keys) == 34
