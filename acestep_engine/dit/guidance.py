@@ -18,11 +18,7 @@ from ..types import GuidanceMode
 
 MOMENTUM = -0.75
 NORM_LIMIT = 2.5  # longest guidance direction per song and channel, over time
-ANGLE_LIMITS = {
-    "adg": 3.14 / 6,
-    "adg_w_norm": 3.14 / 3,
-    "adg_wo_clip": None,
-}  # rad, official values
+ANGLE_LIMITS = {"adg": 3.14 / 6, "adg_w_norm": 3.14 / 3, "adg_wo_clip": None}  # in rad
 SAME_ANGLE = 1e-3  # below this sine, sines are taken for their angles
 
 
