@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, NamedTuple, get_args
 
+from .checks import check_choice, check_range
 from .errors import InvalidRequest
 from .types import MAX_DURATION, Audio, Latents
 
@@ -58,8 +58,8 @@ class Cover:
 
     def __post_init__(self) -> None:
         _check_source(self.source)
-        _check_share("strength of a cover", self.strength)
-        _check_share("noise_strength of a cover", self.noise_strength)
+        check_range("strength of a cover", self.strength, 0.0, 1.0)
+        check_range("noise_strength of a cover", self.noise_strength, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,13 +77,11 @@ class Repaint:
 
     def __post_init__(self) -> None:
         _check_source(self.source)
-        _check_share("strength of a repaint", self.strength)
+        check_range("strength of a repaint", self.strength, 0.0, 1.0)
         _check_regions(self.regions)
         if not self.regions:
             raise InvalidRequest("A repaint has no region. Give at least one, in seconds.")
-        if self.mode not in get_args(RepaintMode):
-            known = ", ".join(get_args(RepaintMode))
-            raise InvalidRequest(f"mode of a repaint is {self.mode!r}. Choose one of {known}.")
+        check_choice("mode of a repaint", self.mode, RepaintMode)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,11 +159,6 @@ def _check_source(source: Source) -> None:
         raise InvalidRequest(
             f"The source holds {songs} songs, but a task works on one. Pick one of the batch."
         )
-
-
-def _check_share(name: str, value: float) -> None:
-    if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
-        raise InvalidRequest(f"{name} is {value!r}, but must lie between 0 and 1.")
 
 
 def _check_tracks(tracks: tuple[Track, ...]) -> None:

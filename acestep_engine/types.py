@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from numbers import Real
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from .checks import check_choice, check_range, check_tensor, check_text, check_whole
 from .errors import InvalidRequest, NonFinite
 from .runtime import Wish
 
@@ -36,55 +37,6 @@ PromptLayout = Literal["aligned", "legacy"]
 SolverName = Literal["euler", "heun", "dpmpp_2m", "sde"]
 GuidanceMode = Literal["apg", "cfg", "adg", "adg_w_norm", "adg_wo_clip"]
 WaveletMode = Literal["off", "low", "high", "double", "pix"]
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not isinstance(value, Real):
-        raise InvalidRequest(f"{name} is {value!r}, which is no number. Give a number.")
-    if not (low <= value <= high):  # also catches NaN
-        raise InvalidRequest(
-            f"{name} is {value}, but must lie between {low} and {high}. Set it inside that range."
-        )
-
-
-def _check_whole(name: str, value: int, low: int, high: int) -> None:
-    _check_range(name, value, low, high)
-    if not isinstance(value, Integral):
-        raise InvalidRequest(f"{name} is {value}, but only whole numbers count. Round it.")
-
-
-def _check_text(name: str, value: str) -> None:
-    if not isinstance(value, str):
-        raise InvalidRequest(
-            f"{name} is {value!r}, which is no text. Give a text; an empty one means none."
-        )
-
-
-def _check_choice(name: str, value: str, choices: Any) -> None:
-    """`value` is one of the words of the Literal `choices`."""
-    if value not in get_args(choices):
-        raise InvalidRequest(f"{name} is {value!r}. Choose one of {', '.join(get_args(choices))}.")
-
-
-def _check_tensor(name: str, value: Tensor, shape: tuple[int | str, ...]) -> None:
-    """`value` holds floats in the given `shape`, where a word stands for any size."""
-    if not isinstance(value, Tensor):
-        raise InvalidRequest(f"{name} are a {type(value).__name__}. Give a torch tensor.")
-    fits = value.ndim == len(shape) and all(
-        isinstance(wanted, str) or size == wanted
-        for size, wanted in zip(value.shape, shape, strict=True)
-    )
-    if not fits or value.shape[0] == 0:
-        wanted = ", ".join(map(str, shape))
-        raise InvalidRequest(
-            f"{name} have the shape {tuple(value.shape)}, but must be ({wanted}), with one song or "
-            "more. Reshape them."
-        )
-    if not value.is_floating_point():
-        raise InvalidRequest(
-            f"{name} are of type {value.dtype}, but must be floating point. Convert them; "
-            "integer samples are divided by their range (32768 for 16 bits)."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +70,11 @@ class Request:
     instrumental: bool = False
 
     def __post_init__(self) -> None:
-        _check_text("caption", self.caption)
-        _check_text("lyrics", self.lyrics)
+        check_text("caption", self.caption)
+        check_text("lyrics", self.lyrics)
         for name in ("keyscale", "language"):
             if (text := getattr(self, name)) is not None:
-                _check_text(name, text)
+                check_text(name, text)
         for name in ("duration", "bpm"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Real):
@@ -149,15 +101,15 @@ class Plan:
     thought: bool = False  # whether a language model filled the gaps
 
     def __post_init__(self) -> None:
-        _check_text("caption of a plan", self.caption)
-        _check_text("lyrics of a plan", self.lyrics)
+        check_text("caption of a plan", self.caption)
+        check_text("lyrics of a plan", self.lyrics)
         if not isinstance(self.metadata, Metadata):
             raise InvalidRequest(
                 f"metadata of a plan is {self.metadata!r}. Give a Metadata; Metadata() states "
                 "nothing."
             )
-        _check_range("duration of a plan", self.duration, MIN_DURATION, MAX_DURATION)
-        _check_whole("seed of a plan", self.seed, 0, MAX_SEED)
+        check_range("duration of a plan", self.duration, MIN_DURATION, MAX_DURATION)
+        check_whole("seed of a plan", self.seed, 0, MAX_SEED)
 
     @property
     def dit_caption(self) -> str:
@@ -186,7 +138,7 @@ class Latents:
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_tensor("latents", self.values, ("songs", "frames", LATENT_CHANNELS))
+        check_tensor("latents", self.values, ("songs", "frames", LATENT_CHANNELS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,10 +153,10 @@ class Audio:
     gain: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_tensor("audio samples", self.waveform, ("songs", "channels", "samples"))
+        check_tensor("audio samples", self.waveform, ("songs", "channels", "samples"))
         if self.waveform.shape[1] == 0:
             raise InvalidRequest("The audio has no channels. Give mono or stereo sound.")
-        _check_whole("sample rate", self.sample_rate, 1, 10_000_000)
+        check_whole("sample rate", self.sample_rate, 1, 10_000_000)
         if self.gain and len(self.gain) != len(self.waveform):
             raise InvalidRequest(
                 f"There are gains for {len(self.gain)} songs, but {len(self.waveform)} songs. Give "
@@ -236,14 +188,14 @@ class LMSampling:
     temperature_last: bool = False
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, 5.0)
-        _check_whole("top_k", self.top_k, 0, 1_000_000)
-        _check_range("top_p", self.top_p, 1e-6, 1.0)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.1, 10.0)
-        _check_range("cfg_scale", self.cfg_scale, 0.0, 100.0)
-        _check_text("negative", self.negative)
-        _check_whole("seed", self.seed, 0, MAX_SEED)
+        check_range("temperature", self.temperature, 0.0, 5.0)
+        check_whole("top_k", self.top_k, 0, 1_000_000)
+        check_range("top_p", self.top_p, 1e-6, 1.0)
+        check_range("min_p", self.min_p, 0.0, 1.0)
+        check_range("repetition_penalty", self.repetition_penalty, 0.1, 10.0)
+        check_range("cfg_scale", self.cfg_scale, 0.0, 100.0)
+        check_text("negative", self.negative)
+        check_whole("seed", self.seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +218,8 @@ class ComposeOptions:
     sampling: LMSampling = LMSampling()
 
     def __post_init__(self) -> None:
-        _check_whole("batch", self.batch, 1, MAX_SONGS)
-        _check_choice("layout", self.layout, PromptLayout)
+        check_whole("batch", self.batch, 1, MAX_SONGS)
+        check_choice("layout", self.layout, PromptLayout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +230,7 @@ class AnswerOptions:
     sampling: LMSampling = LMSampling()
 
     def __post_init__(self) -> None:
-        _check_whole("max_tokens", self.max_tokens, 1, 10_000)
+        check_whole("max_tokens", self.max_tokens, 1, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +256,9 @@ class Wavelet:
     high_scaler: float = 0.02
 
     def __post_init__(self) -> None:
-        _check_choice("dcw", self.mode, WaveletMode)
-        _check_range("dcw_scaler", self.scaler, 0.0, 1.0)
-        _check_range("dcw_high", self.high_scaler, 0.0, 1.0)
+        check_choice("dcw", self.mode, WaveletMode)
+        check_range("dcw_scaler", self.scaler, 0.0, 1.0)
+        check_range("dcw_high", self.high_scaler, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,20 +289,20 @@ class DiTSampling:
 
     def __post_init__(self) -> None:
         if self.steps is not None:
-            _check_whole("steps", self.steps, 1, 1000)
+            check_whole("steps", self.steps, 1, 1000)
         if self.shift is not None:
-            _check_range("shift", self.shift, 0.01, 100.0)
+            check_range("shift", self.shift, 0.01, 100.0)
         if self.guidance is not None:
-            _check_range("guidance", self.guidance, 0.0, 100.0)
+            check_range("guidance", self.guidance, 0.0, 100.0)
         for end in self.interval:
-            _check_range("guidance interval", end, 0.0, 1.0)
-        _check_whole("seed", self.seed, 0, MAX_SEED)
-        _check_whole("batch", self.batch, 1, MAX_SONGS)
-        _check_choice("solver", self.solver, SolverName)
-        _check_choice("guidance_mode", self.guidance_mode, GuidanceMode)
+            check_range("guidance interval", end, 0.0, 1.0)
+        check_whole("seed", self.seed, 0, MAX_SEED)
+        check_whole("batch", self.batch, 1, MAX_SONGS)
+        check_choice("solver", self.solver, SolverName)
+        check_choice("guidance_mode", self.guidance_mode, GuidanceMode)
         for name, most in (("velocity_clamp", 100.0), ("velocity_ema", 0.99), ("retake", 1.0)):
-            _check_range(name, getattr(self, name), 0.0, most)
-        _check_whole("retake_seed", self.retake_seed, 0, MAX_SEED)
+            check_range(name, getattr(self, name), 0.0, most)
+        check_whole("retake_seed", self.retake_seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +316,8 @@ class LoRA:
     strength: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_text("path of an adapter", self.path)
-        _check_range("strength of an adapter", self.strength, -MAX_STRENGTH, MAX_STRENGTH)
+        check_text("path of an adapter", self.path)
+        check_range("strength of an adapter", self.strength, -MAX_STRENGTH, MAX_STRENGTH)
 
 
 @dataclass(frozen=True, slots=True)
