@@ -36,3 +36,22 @@ class UnsupportedRuntime(AceStepError):
 
 class Cancelled(AceStepError):
     """The user stopped the work (standalone; inside ComfyUI the host's own interrupt is raised)."""
+
+
+MEMORY_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "Output channels > 65536",  # a limit of Metal on the length, which a smaller tile keeps
+    "Insufficient Memory",  # this and the rest are MLX's
+    "OutOfMemory",
+    "maximum allowed buffer size",
+    "Unable to allocate",
+)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether a device says with `error`, by its class or its text, that memory ran out."""
+    import torch  # here, because the policy in `runtime` is to be read without it
+
+    known = isinstance(error, (OutOfMemory, torch.OutOfMemoryError))
+    return known or any(sign in str(error) for sign in MEMORY_SIGNS)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InvalidRequest, OutOfMemory
+from ..errors import InvalidRequest, OutOfMemory, lacks_memory
 from ..models_mlx.dit import DiT, Prepared
 from ..models_mlx.encoders import ConditionEncoder
 from ..models_mlx.fsq import AudioDetokenizer, AudioTokenizer
@@ -35,13 +35,6 @@ DTYPES = {torch.float32: mx.float32, torch.bfloat16: mx.bfloat16, torch.float16:
 CACHE_LIMIT = 1 << 30  # bytes of freed memory that MLX may keep while the VAE works
 WINDOWS = 4  # of the VAE, after which it gives back even those
 
-MEMORY_SIGNS = (
-    "Insufficient Memory",
-    "OutOfMemory",
-    "maximum allowed buffer size",
-    "Unable to allocate",
-)
-
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
@@ -49,13 +42,12 @@ def memory_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = str(error)
-        if not any(sign in text for sign in MEMORY_SIGNS):
+        if not lacks_memory(error):
             raise
         mx.clear_cache()
         raise OutOfMemory(
             "MLX ran out of memory. Close other programs, choose precision int8 or int4, or ask "
-            f"for a shorter song. ({text})"
+            f"for a shorter song. ({error})"
         ) from error
 
 

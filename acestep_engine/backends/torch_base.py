@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import OutOfMemory
+from ..errors import OutOfMemory, lacks_memory
 from ..runtime import Runtime
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -19,11 +19,6 @@ Inputs = ParamSpec("Inputs")
 Result = TypeVar("Result")
 
 ROOM = "Close other programs, ask for a shorter song, or choose the device 'cpu'. "
-MEMORY_SIGNS = (
-    "out of memory",
-    "can't allocate memory",
-    "Output channels > 65536",  # a limit of Metal on the length, which a smaller tile keeps
-)
 
 
 class Backend(Generic[Model]):
@@ -63,9 +58,8 @@ def _memory_errors(device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one
-        text = str(error)
-        if not any(sign in text for sign in MEMORY_SIGNS):
+        if not lacks_memory(error):
             raise
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        raise OutOfMemory(f"The device {device} ran out of memory. {ROOM}({text})") from error
+        raise OutOfMemory(f"The device {device} ran out of memory. {ROOM}({error})") from error

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from ..backends.base import LanguageModel
-from ..errors import OutOfMemory
+from ..errors import OutOfMemory, lacks_memory
 from ..host import Host
 
 MAX_POSITIONS = 40_960  # max_position_embeddings of all sizes
 MIB = 1 << 20
-SIGNS = ("out of memory", "can't allocate memory")  # how devices say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,12 @@ class Room:
         try:
             yield
         except (RuntimeError, OutOfMemory) as error:  # a backend may have named it, without numbers
-            text, known = str(error), isinstance(error, (torch.OutOfMemoryError, OutOfMemory))
-            if not known and not any(sign in text for sign in SIGNS):
+            if not lacks_memory(error):
                 raise
             raise OutOfMemory(
                 f"{self.stage}: memory ran out on {self.lm.device}. {self._size(need)} beside the "
-                f"weights, and {self._free(host) / MIB:.0f} MiB are free now. {self._cure} ({text})"
+                f"weights, and {self._free(host) / MIB:.0f} MiB are free now. {self._cure} "
+                f"({error})"
             ) from error
 
     @property
