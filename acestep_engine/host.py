@@ -15,8 +15,10 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from .errors import Cancelled
+from .errors import Cancelled, OutOfMemory, lacks_memory
 from .runtime import DeviceInfo, host_memory, probe
+
+MIB = 1 << 20
 
 
 class Progress(Protocol):
@@ -154,8 +156,23 @@ class LocalHost:
             if self.free_memory(device) >= needed:
                 break
             other.module.to("cpu")
-        component.module.to(device)
+        self._bring(component, device)
         return device
+
+    def _bring(self, component: Resident, device: torch.device) -> None:
+        try:
+            component.module.to(device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if not lacks_memory(error):
+                raise
+            component.module.to("cpu")  # some tensors may have arrived
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise OutOfMemory(
+                f"The weights of {component.name} take {component.nbytes / MIB:.0f} MiB, and "
+                f"{self.free_memory(device) / MIB:.0f} MiB are free on {device}. Close other "
+                f"programs, or choose a smaller model or the device 'cpu'. ({error})"
+            ) from error
 
     def release(self, component: Resident) -> None:
         if component in self._placed:

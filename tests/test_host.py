@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from acestep_engine.engine import Engine
-from acestep_engine.errors import Cancelled
+from acestep_engine.errors import Cancelled, OutOfMemory
 from acestep_engine.host import LocalHost, Resident
 from acestep_engine.types import Latents, ModelSpec
 
@@ -81,6 +82,44 @@ def test_a_released_part_is_not_touched_again() -> None:
     host.release(lm)
     host.place(dit, DEVICE, 0)
     assert lm.there
+
+
+class Heavy(nn.Module):
+    """A module that a device has no room for."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        super().__init__()
+        self.weight, self.error = nn.Parameter(torch.ones(3)), error
+
+    def to(self, device: Any) -> Heavy:  # type: ignore[override]
+        if torch.device(device) == DEVICE:
+            raise self.error
+        return super().to(device)
+
+
+class HeavyPart:
+    name, nbytes = "dit", 5 << 20
+
+    def __init__(self, error: RuntimeError) -> None:
+        self.module = Heavy(error)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no room"), RuntimeError("XPU out of memory, tried 5 MiB")]
+)
+def test_weights_that_do_not_fit_are_told_with_numbers_and_a_cure(error: RuntimeError) -> None:
+    host, part = SmallCard(), HeavyPart(error)
+    for _ in range(2):  # once more, as after closing a program
+        with pytest.raises(OutOfMemory, match=r"dit take 5 MiB, and 0 MiB .*'cpu'") as caught:
+            host.place(part, DEVICE, 0)
+        assert caught.value.__cause__ is error
+        assert part.module.weight.device.type == "cpu"
+
+
+def test_other_errors_of_a_move_keep_their_own_words() -> None:
+    part = HeavyPart(RuntimeError("invalid device ordinal"))
+    with pytest.raises(RuntimeError, match="ordinal"):
+        SmallCard().place(part, DEVICE, 0)
 
 
 def test_on_a_cpu_nothing_moves() -> None:
