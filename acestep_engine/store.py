@@ -220,7 +220,7 @@ class Store:
         from .backends import mlx_load  # needs an optional package
 
         self.host.check_interrupt()
-        bits = cast(mlx_load.Bits, runtime.bits) if runtime.bits else None
+        bits = cast(mlx_load.Bits, _bits(role, runtime)) or None
         module = mlx_load.build(role, config, tensors, DTYPES[runtime.precision], bits)
         return module, mlx_load.nbytes(module)
 
@@ -236,8 +236,12 @@ def _backend_class(role: Role, runtime: Runtime) -> type:
 
 def _form(role: Role, runtime: Runtime) -> str:
     """How weights are kept: forms do not serve each other."""
-    bits = runtime.bits if role in PACKED_ROLES.get(runtime.device, ()) else 0
-    return f"{runtime.device} {runtime.precision} {bits}"
+    return f"{runtime.device} {runtime.precision} {_bits(role, runtime)}"
+
+
+def _bits(role: Role, runtime: Runtime) -> int:
+    """Of packed weights; 0 where those of this part stay as they are."""
+    return runtime.bits if role in PACKED_ROLES.get(runtime.device, ()) else 0
 
 
 def _names(key: Key) -> set[str]:

@@ -31,7 +31,6 @@ ARRANGEMENTS: dict[tuple[type[nn.Module], str], tuple[str, str]] = {
 }
 """Kind of layer and its tensor: the axes in a checkpoint, and in MLX (in, out, kernel, channel)."""
 
-QUANTISED = ("lm", "dit")  # roles whose size is felt; the others stay as they are
 GROUP = 64  # weights that share a scale
 
 
@@ -41,11 +40,11 @@ def build(
 ) -> nn.Module:
     """The model of `role`, loaded and evaluated, ready to run in any thread.
 
-    `bits`: precision of the large products of language model and DiT, None for that of `dtype`.
+    `bits`: precision of the large products, None for that of `dtype`.
     """
     model_class, backend_class = BUILDERS[role]
     module = model_class(config)
-    fill(module, tensors, dtype, bits if role in QUANTISED else None)
+    fill(module, tensors, dtype, bits)
     backend_class.finish(module, dtype)
     mx.eval(module.state)  # whatever is still lazy could run in this thread alone
     return module

@@ -183,9 +183,3 @@ def test_a_packed_model_computes_in_the_asked_precision(big, twins) -> None:
     config, tensors = big("lm", LM)
     module = twins[1]("lm", config, tensors, torch.bfloat16, 4).module
     assert module(module.embed_tokens(mx.array([[1, 2, 3]]))).dtype == mx.bfloat16
-
-
-def test_other_parts_are_not_packed(stored) -> None:
-    tensors, config = stored("condition_encoder")
-    plain = build("condition_encoder", config, tensors, torch.float32)
-    assert nbytes(build("condition_encoder", config, tensors, torch.float32, 4)) == nbytes(plain)

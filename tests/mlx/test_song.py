@@ -29,6 +29,7 @@ from acestep_engine.types import (
     PlanOptions,
     Request,
 )
+from acestep_engine.weights.parts import ROLES
 from acestep_engine.weights.sources import TEXT_ROWS
 
 SAMPLING = LMSampling(seed=11)
@@ -175,29 +176,40 @@ def test_release_gives_the_memory_back(tiny_model) -> None:
 
 
 @pytest.fixture(scope="module")
-def wide_lm(tmp_path_factory) -> str:
-    """A language model wide enough to be packed (groups of 64 weights), with a short vocabulary."""
-    path = tmp_path_factory.mktemp("wide") / "qwen_1.7b_ace15.safetensors"
-    config = Qwen3Config(TEXT_ROWS + 64_000, 64, 128, 2, 4, 2, 32)
-    with torch.device("meta"):
-        shapes = torch_eager.BUILDERS["lm"][0](config).state_dict()
-    generator = torch.Generator().manual_seed(0)
-    table = {
-        f"model.{name}": torch.randn(value.shape, generator=generator).to(torch.bfloat16)
-        for name, value in shapes.items()
-    }
-    save_file(table, path)
-    return str(path)
+def wide_model(tmp_path_factory, tiny_model) -> ModelSpec:
+    """Towers wide enough to be packed (groups of 64 weights)."""
+    root, generator = tmp_path_factory.mktemp("wide"), torch.Generator().manual_seed(0)
+
+    def write(name: str, rows: int) -> str:
+        with torch.device("meta"):
+            tower = torch_eager.BUILDERS["lm"][0](Qwen3Config(rows, 64, 128, 2, 4, 2, 32))
+        table = {
+            f"model.{name}": torch.randn(value.shape, generator=generator).to(torch.bfloat16)
+            for name, value in tower.state_dict().items()
+        }
+        save_file(table, root / name)
+        return str(root / name)
+
+    lm = write("qwen_1.7b_ace15.safetensors", TEXT_ROWS + 64_000)
+    return replace(tiny_model, lm=lm, text_encoder=write("qwen_0.6b_ace15.safetensors", TEXT_ROWS))
 
 
-def test_the_asked_bits_reach_the_weights(tiny_model, wide_lm) -> None:
+def test_the_asked_bits_reach_the_weights(wide_model) -> None:
     sizes = []
     for precision, bits in (("auto", 0), ("int8", 8), ("int4", 4)):
-        engine, model = Engine(LocalHost(show=False)), in_mlx(tiny_model, precision)
-        model = replace(model, lm=wide_lm)
+        engine, model = Engine(LocalHost(show=False)), in_mlx(wide_model, precision)
         lm = engine.store.backend(model, "lm")
         assert getattr(lm.module.layers[1].mlp.up_proj, "bits", 0) == bits
         assert engine.describe(model)["bits"] == bits
         assert lm.open(1, 4).feed([[1, 2]]).isfinite().all()
         sizes.append(engine.describe(model)["loaded"]["lm"])
     assert sizes == sorted(set(sizes), reverse=True)
+
+
+def test_what_is_small_is_not_packed(engine, wide_model) -> None:
+    module = engine.store.backend(in_mlx(wide_model, "int4"), "text_encoder").module
+    assert isinstance(module.layers[1].mlp.up_proj, nn.Linear)
+    assert not isinstance(module.layers[1].mlp.up_proj, nn.QuantizedLinear)
+    for role in (role for role in ROLES if role not in ("lm", "dit")):
+        plain, packed = (engine.store.key(in_mlx(wide_model, p), role) for p in ("fp32", "int4"))
+        assert plain == packed
