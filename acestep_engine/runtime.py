@@ -170,7 +170,7 @@ def _graph_blocker(info: DeviceInfo) -> str | None:
     if risk := _capture_risk(info):
         return risk
     if not info.flash_attn:
-        return "graph mode is chosen with flash-attn only, which is not installed"
+        return "graph mode is chosen with flash-attn only, which does not run here"
     return None
 
 
@@ -200,8 +200,6 @@ def _gib(count: int) -> str:
 
 def probe() -> DeviceInfo:
     """Look at this machine once: the best device, its memory, and what may be asked for."""
-    import importlib.util
-
     import torch
 
     from .backends import mlx_device
@@ -226,7 +224,7 @@ def probe() -> DeviceInfo:
             name=props.name,
             bf16=kind in native,
             rocm=torch.version.hip is not None,
-            flash_attn=importlib.util.find_spec("flash_attn") is not None,
+            flash_attn=has_flash_attn(),
             total_memory=total,
             free_memory=free,
             available=tuple(available),
@@ -275,6 +273,13 @@ def cpu_has_int8() -> bool:
     from .models_torch.packed import int8_works
 
     return int8_works()
+
+
+def has_flash_attn() -> bool:
+    """Whether flash-attn can be imported and has kernels for this GPU; tried out once."""
+    from .models_torch import flash
+
+    return flash.package() is not None
 
 
 def host_memory() -> tuple[int, int]:

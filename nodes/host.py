@@ -7,7 +7,6 @@ they compute.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from ..acestep_engine.backends import mlx_device
 from ..acestep_engine.engine import Engine, get_engine
 from ..acestep_engine.errors import AceStepError, OutOfMemory
 from ..acestep_engine.host import Progress, Resident
-from ..acestep_engine.runtime import DeviceInfo, cpu_has_bf16, cpu_has_int8
+from ..acestep_engine.runtime import DeviceInfo, cpu_has_bf16, cpu_has_int8, has_flash_attn
 from . import handle
 
 logger = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ class ComfyHost:
             name=torch.cuda.get_device_name(device) if device.type == "cuda" else kind,
             bf16=kind in bf16_on,
             rocm=device.type == "cuda" and torch.version.hip is not None,
-            flash_attn=importlib.util.find_spec("flash_attn") is not None,
+            flash_attn=device.type == "cuda" and has_flash_attn(),
             total_memory=int(management.get_total_memory(device)),
             free_memory=int(management.get_free_memory(device)),
             available=tuple(dict.fromkeys(offers)),

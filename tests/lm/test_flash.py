@@ -17,6 +17,7 @@ from acestep_engine.backends.torch_lm import TorchLanguageModel
 from acestep_engine.config import Qwen3Config
 from acestep_engine.models_torch import flash
 from acestep_engine.models_torch.qwen3 import Qwen3Model
+from acestep_engine.runtime import has_flash_attn
 
 CONFIG = Qwen3Config(
     vocab_size=100,
@@ -190,7 +191,23 @@ def test_a_package_that_cannot_be_imported_is_told_and_left_alone(
     monkeypatch.setattr(flash, "DEVICES", ("cpu",))
     flash.package.cache_clear()
     assert not flash.usable(torch.zeros(1, dtype=torch.bfloat16))
-    assert "flash_of_another_build" in caplog.text
+    assert not has_flash_attn()
+    assert caplog.text.count("flash_of_another_build") == 1
+    flash.package.cache_clear()
+
+
+def test_the_policy_and_the_models_import_the_package_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    (tmp_path / "flash_attn.py").write_text("import flash_imports\nflash_imports.n += 1")
+    (tmp_path / "flash_imports.py").write_text("n = 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    flash.package.cache_clear()
+    assert has_flash_attn()
+    assert flash.package() is sys.modules.pop("flash_attn")
+    assert has_flash_attn()
+    assert sys.modules.pop("flash_imports").n == 1
     flash.package.cache_clear()
 
 
