@@ -21,13 +21,12 @@ from ..config import DiTConfig
 from ..dit import sample
 from ..dit.conditions import Conditions
 from ..dit.noise import draw
-from ..errors import UnsupportedRuntime
 from ..models_torch.dit import DiT
 from ..runtime import Wish, choose, probe
 from ..store import DTYPES
 from ..types import FRAME_RATE, DiTSampling
 from ..weights.keymaps import official_names
-from .measure import interleave, median, random_model, report
+from .measure import interleave, median, no_peer, random_model, report
 from .vae import peak_of
 
 SIZES = {
@@ -118,10 +117,7 @@ def _diffusers(
     try:
         from diffusers import AceStepTransformer1DModel
     except ImportError as error:
-        raise UnsupportedRuntime(
-            "The peer of this benchmark is diffusers, which is not installed. "
-            "Install the extra 'test', or run with --no-peer."
-        ) from error
+        raise no_peer("diffusers") from error
     with torch.device("meta"):
         peer = AceStepTransformer1DModel(**asdict(model.config))
     ours = model.state_dict()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..backends.torch_eager import TorchLanguageModel
 from ..config import Qwen3Config
-from ..errors import UnsupportedRuntime
 from ..lm import sampling as draws
 from ..lm.tokenizer import QWEN3
 from ..models_torch.packed import nbytes
@@ -23,7 +22,7 @@ from ..models_torch.qwen3 import Qwen3Model
 from ..runtime import Runtime, Wish, choose, probe
 from ..store import DTYPES
 from ..types import LMSampling
-from .measure import bandwidth, interleave, median, random_model, report
+from .measure import bandwidth, interleave, median, no_peer, random_model, report
 
 SIZES = {
     "0.6B": Qwen3Config(hidden_size=1024, intermediate_size=3072),
@@ -139,10 +138,7 @@ def _transformers(
         import transformers
         from transformers import Qwen3ForCausalLM, StaticCache
     except ImportError as error:
-        raise UnsupportedRuntime(
-            "The peer of this benchmark is transformers, which is not installed. "
-            "Install the extra 'test', or run with --no-peer."
-        ) from error
+        raise no_peer("transformers") from error
     sizes = {name: getattr(config, name) for name in config.__slots__ if name != "rope_theta"}
     parameters = {"rope_theta": config.rope_theta, "rope_type": "default"}
     theirs = transformers.Qwen3Config(

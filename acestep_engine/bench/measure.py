@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ..errors import UnsupportedRuntime
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -70,6 +72,14 @@ def random_model(
             value.normal_(0.0, scale, generator=generator)
         setattr(model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
     return model.eval()
+
+
+def no_peer(package: str) -> UnsupportedRuntime:
+    """What to raise where the package to measure against is missing."""
+    return UnsupportedRuntime(
+        f"The peer of this benchmark is {package}, which is not installed. "
+        "Install the extra 'test', or run with --no-peer."
+    )
 
 
 def report(rows: list[dict[str, Any]], result: Mapping[str, Any]) -> str:

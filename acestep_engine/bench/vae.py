@@ -22,7 +22,7 @@ from ..store import DTYPES
 from ..types import FRAME_RATE, HOP, LATENT_CHANNELS
 from ..vae.memory import MIB, Op, peak_bytes
 from ..vae.tiling import DECODE_OVERLAP, ENCODE_OVERLAP, decode, encode
-from .measure import interleave, median, random_model, report
+from .measure import interleave, median, no_peer, random_model, report
 
 PEER_TILE, PEER_OVERLAP = 512, 64  # what diffusers tiles with
 
@@ -133,10 +133,7 @@ def _diffusers(vae: Oobleck, op: Op, given: Tensor, tiles: bool) -> Callable[[],
     try:
         from diffusers import AutoencoderOobleck
     except ImportError as error:
-        raise UnsupportedRuntime(
-            "The peer of this benchmark is diffusers, which is not installed. "
-            "Install the extra 'test', or run with --no-peer."
-        ) from error
+        raise no_peer("diffusers") from error
     with torch.device("meta"):
         peer = AutoencoderOobleck(downsampling_ratios=[2, 4, 4, 6, 10], sampling_rate=48_000)
     for module in peer.modules():
