@@ -40,14 +40,12 @@ from .measure import bandwidth, interleave, median, random_model, report
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 90  # seconds of one part
 MIB, GIB = 1 << 20, 1 << 30
-TURNS = 3
 
-CONTEXT, STEPS = 500, 50  # tokens in the middle of the measurement; codes of one timed call
+CONTEXT = 500  # tokens in the middle of the measurement
 BACKENDS = {"eager": TorchLanguageModel, "graph": GraphLanguageModel}
 FEW = Vocabulary(
     size=1_100, text=80, start=5, end=9, think_open=6, think_close=7, first_code=80, codes=1_000
 )
-CODES = 300  # that both backends must draw alike
 PROMPTS = ([1, 2, 3, *range(10, 40)], [4])  # conditional and unconditional
 WHOLE = 1 << 20  # frames: more than any song, so the decode is one tile
 
@@ -56,6 +54,20 @@ WHOLE = 1 << 20  # frames: more than any song, so the decode is one tile
 class Setting:
     device: torch.device
     tiny: bool
+
+    @property
+    def turns(self) -> int:
+        return 1 if self.tiny else 3
+
+    @property
+    def steps(self) -> int:
+        """Codes of one timed call."""
+        return 5 if self.tiny else 50
+
+    @property
+    def codes(self) -> int:
+        """How many codes both backends must draw alike."""
+        return 40 if self.tiny else 300
 
 
 def run(device: str, size: str) -> str:
@@ -128,7 +140,9 @@ def parity(setting: Setting) -> dict[str, Any]:
     for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16}.items():
         model = random_model(lambda: Qwen3Model(config), dtype, scale=0.2).to(setting.device)
         TorchLanguageModel.finish(model, dtype)
-        eager, graph = (_codes(kind(model, setting.device, dtype)) for kind in BACKENDS.values())
+        eager, graph = (
+            _codes(kind(model, setting.device, dtype), setting.codes) for kind in BACKENDS.values()
+        )
         first = next((i for i, (a, b) in enumerate(zip(eager, graph, strict=True)) if a != b), None)
         found[name] = {
             "same": eager == graph,
@@ -141,8 +155,8 @@ def parity(setting: Setting) -> dict[str, Any]:
     return found | {"states_gap_fp32": float((there - here).abs().max())}
 
 
-def _codes(model: TorchLanguageModel) -> list[int]:
-    course = CodesCourse(FEW, CODES, CODES, model.device)
+def _codes(model: TorchLanguageModel, count: int) -> list[int]:
+    course = CodesCourse(FEW, count, count, model.device)
     sampling = LMSampling(temperature=0.9, repetition_penalty=1.2)
     decode(model, Task("codes", PROMPTS, sampling), course, LocalHost(show=False))
     return list(course.songs[0])
@@ -164,22 +178,23 @@ def rate_of(size: str) -> Callable[[Setting], dict[str, Any]]:
         model = random_model(lambda: Qwen3Model(config), dtype, device=setting.device)
         TorchLanguageModel.finish(model, dtype)
         backends = {name: kind(model, setting.device, dtype) for name, kind in BACKENDS.items()}
-        calls = {name: _codes_phase(backend) for name, backend in backends.items()}
-        seconds = {name: median(times) for name, times in interleave(TURNS, calls).items()}
+        calls = {name: _codes_phase(backend, setting) for name, backend in backends.items()}
+        times = interleave(setting.turns, calls)
         bound = _bandwidth(setting) / lm.weight_bytes(backends["eager"])
         found: dict[str, Any] = {"context": CONTEXT, "bound_tok_s": bound}
-        for name, taken in seconds.items():
-            found |= {f"{name}_tok_s": STEPS / taken, f"{name}_share": STEPS / taken / bound}
+        for name in calls:
+            rate = setting.steps / median(times[name])
+            found |= {f"{name}_tok_s": rate, f"{name}_share": rate / bound}
         return found
 
     return measure
 
 
-def _codes_phase(model: TorchLanguageModel) -> Callable[[], Tensor]:
-    """STEPS recorded steps of one song with CFG, drawn as in the loop."""
-    rounds = (TURNS + 1) * STEPS
-    before = CONTEXT - rounds // 2
-    session = model.open(2, before + rounds)
+def _codes_phase(model: TorchLanguageModel, setting: Setting) -> Callable[[], Tensor]:
+    """Recorded steps of one song with CFG, drawn as in the loop."""
+    total = (setting.turns + 1) * setting.steps
+    before = CONTEXT - total // 2
+    session = model.open(2, before + total)
     session.feed([[row + 5] * before for row in range(2)])
 
     def choose(states_BD: Tensor, uniform_N1: Tensor) -> Tensor:
@@ -188,7 +203,7 @@ def _codes_phase(model: TorchLanguageModel) -> Callable[[], Tensor]:
         return QWEN3.first_code + draws.draw(guided, uniform_N1, lm.SAMPLING)
 
     step = session.record(choose)
-    uniforms = draws.uniforms(0, STEPS, model.device)
+    uniforms = draws.uniforms(0, setting.steps, model.device)
 
     def phase() -> Tensor:
         ids_B1 = torch.full((2, 1), QWEN3.first_code, device=model.device)
@@ -212,7 +227,7 @@ def render(setting: Setting) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "steps": len(settings.nodes) - 1,
-        "s_per_render": median(interleave(TURNS, {"render": call})["render"]),
+        "s_per_render": median(interleave(setting.turns, {"render": call})["render"]),
         "peak_mib": _peak(setting, call),
     }
 
@@ -230,7 +245,7 @@ def vae_decode(setting: Setting) -> dict[str, Any]:
             return tiling.decode(codec.decode, latents_BCT, tile, lambda done, total: None)
 
         found[name] = {"peak_mib": _peak(setting, call)}  # first, so that it is not warm
-        found[name]["s"] = median(interleave(TURNS, {"decode": call})["decode"])
+        found[name]["s"] = median(interleave(setting.turns, {"decode": call})["decode"])
     return found
 
 
