@@ -214,28 +214,6 @@ def test_a_tile_without_room_for_a_core_gets_the_least_room(tile: int) -> None:
     assert plan_tiles(100, tile, 9) == plan_tiles(100, 19, 9)
 
 
-@torch.inference_mode()
-def thin_decode(latents_BCT: Tensor) -> Tensor:
-    return split(autoencoder(1, torch.float64, width=1).decode(latents_BCT))
-
-
-@torch.inference_mode()
-def thin_encode(audio_BXS: Tensor) -> Tensor:
-    return split(autoencoder(1, torch.float64, width=1).encode(audio_BXS[:, :1])[:, :32])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 101, 201])
-def test_every_length_is_exact_whatever_the_tile(first: int) -> None:
-    for frames in range(first, first + 100):
-        tile = 16 + 37 * frames % 113  # over 300 lengths each of the tiles 16..128 has its turn
-        latents, audio = gaussian(1, 64, frames), gaussian(1, 2, frames * HOP)
-        whole = join(thin_decode(latents))
-        assert error(join(decode(thin_decode, latents, tile, ignore)), whole) <= 1e-12
-        whole = join(thin_encode(audio))
-        assert error(join(encode(thin_encode, audio, tile, ignore)), whole) <= 1e-12
-
-
 def short_of_memory(fn: Callable[[Tensor], Tensor], limit: int) -> Callable[[Tensor], Tensor]:
     """A device on which a window of more than `limit` frames or samples does not fit."""
 
