@@ -84,7 +84,8 @@ def test_two_processes_make_the_same_file(tmp_path: Path, tiny_model: ModelSpec)
             "--model",
             str(Path(tiny_model.vae).parent),
         ]
-        command += ["--seconds", "2", "--seed", "3", "--out", str(tmp_path / name)]
+        command += ["--seconds", "2", "--seed", "3", "--keep-caption"]
+        command += ["--out", str(tmp_path / name)]
         root = str(Path(__file__).resolve().parent.parent)
         one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, cwd=root, capture_output=True, env=one_thread)

@@ -157,10 +157,12 @@ def test_what_the_vae_hears_is_the_sound_at_48_khz_in_stereo_with_silence_behind
 
 
 @pytest.mark.slow
-def test_minutes_of_sound_keep_their_length(engine: Engine, tiny_model: ModelSpec) -> None:
-    sound = torch.rand(1, 2, 180 * 48_000, generator=torch.Generator().manual_seed(0)) - 0.5
+def test_more_than_a_minute_of_sound_keeps_its_length(
+    engine: Engine, tiny_model: ModelSpec
+) -> None:
+    sound = torch.rand(1, 2, 62 * 48_000, generator=torch.Generator().manual_seed(0)) - 0.5
     latents = engine.encode(tiny_model, Audio(sound))
-    assert latents.values.shape == (1, 4500, 64)
+    assert latents.values.shape == (1, 1550, 64)
     assert engine.decode(tiny_model, latents).waveform.shape == sound.shape
 
 
@@ -210,7 +212,7 @@ vae = random_model(lambda: Oobleck(VAEConfig(16, 16, 64, 2, (1, 1, 1, 1, 1))), t
 codec = TorchCodec(vae, "cpu", torch.float32)
 work = lambda frames: decode(codec.decode, torch.ones(1, 64, frames), 256, lambda done, total: None)
 work(256)
-print(json.dumps([peak_of(lambda: work(frames)) for frames in (256, 1000, 3000)]))
+print(json.dumps([peak_of(lambda: work(frames)) for frames in (256, 900, 2000)]))
 """
 
 
@@ -223,9 +225,9 @@ def test_memory_does_not_grow_with_the_song_beyond_its_output() -> None:
         command, cwd=ROOT, env=own_pages, capture_output=True, text=True, timeout=300
     )
     assert run.returncode == 0, run.stderr
-    outputs = [frames * 1920 * 2 * 4 / MIB for frames in (256, 1000, 3000)]
+    outputs = [frames * 1920 * 2 * 4 / MIB for frames in (256, 900, 2000)]
     own = [peak - out for peak, out in zip(json.loads(run.stdout), outputs, strict=True)]
-    untiled = own[0] * 3000 / 256
+    untiled = own[0] * 2000 / 256
     assert max(own) < max(2 * own[0], own[0] + 40) < untiled
 
 
