@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from acestep_engine.engine import Engine
 from acestep_engine.host import LocalHost
+from acestep_engine.lm import grammar
 from acestep_engine.types import ModelSpec
 from acestep_engine.weights.tiny import write_tiny
 
@@ -27,6 +29,14 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSpec
 @pytest.fixture(scope="session")
 def tiny_model(tiny_models: dict[str, ModelSpec]) -> ModelSpec:
     return tiny_models["official"]
+
+
+@pytest.fixture(scope="module")
+def short_captions() -> Iterator[None]:
+    """Random weights never end a caption, so its limit is what it costs: 60 tokens, not 512."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar, "CAPTION_TOKENS", 60)
+        yield
 
 
 @pytest.fixture

@@ -96,8 +96,9 @@ def test_a_peak_counts_what_is_allocated_and_freed() -> None:
 
 @pytest.mark.slow
 def test_the_check_of_a_gpu_runs_through_on_a_cpu_at_tiny_size(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes; tiny work gains by no more
     assert main(["bench", "gpu", "--device", "cpu", "--size", "tiny"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(result) == {*gpu.PARTS, "failed", "seconds"}

@@ -104,16 +104,13 @@ class WatchfulHost(LocalHost):
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_model: ModelSpec) -> dict[str, Any]:
+def reference(tiny_model: ModelSpec, short_captions: None) -> dict[str, Any]:
     """What each call gives on an engine that met no fault."""
     engine = Engine(LocalHost(show=False))
     return {name: call(engine, tiny_model) for name, call in CALLS.items()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "understand" else ()) for name in CALLS],
-)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_stop_is_obeyed_at_every_look_and_leaves_nothing_behind(
     tiny_model: ModelSpec, reference: dict[str, Any], name: str
 ) -> None:

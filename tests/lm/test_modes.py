@@ -14,7 +14,7 @@ from acestep_engine.lm import modes
 from acestep_engine.lm.tokenizer import QWEN3, Tokenizer
 from acestep_engine.types import AnswerOptions, Codes, LMSampling, ModelSpec, Request
 
-SHORT = AnswerOptions(max_tokens=640)
+SHORT = AnswerOptions(max_tokens=160)
 THOUGHT = (
     "bpm: 120\ncaption: A calm piano piece.\n  It flows.\nduration: 30\nkeyscale: F♯ minor\n"
     "language: hi\ntimesignature: 4\n"
@@ -234,7 +234,7 @@ def test_a_stop_is_obeyed_at_the_next_token(scripted, host_of, stop, tokenizer: 
         assert host.bars["Write"].closed
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_captions")
 def test_a_seed_is_an_answer_with_a_real_model(engine: Engine, tiny_model: ModelSpec) -> None:
     first = engine.write(tiny_model, "calm piano", language="de", options=SHORT)
     torch.rand(1000)
@@ -246,7 +246,7 @@ def test_a_seed_is_an_answer_with_a_real_model(engine: Engine, tiny_model: Model
     assert engine.write(tiny_model, "calm piano", language="de", options=other) != first
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_captions")
 def test_a_song_is_described_the_same_alone_and_in_a_batch(
     engine: Engine, tiny_model: ModelSpec
 ) -> None:

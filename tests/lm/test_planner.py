@@ -211,13 +211,13 @@ def test_a_song_is_the_same_alone_and_in_a_batch(tiny: TorchLanguageModel, host)
     assert len(set(together.items)) == 3
 
 
-@pytest.mark.slow
 def test_a_seed_decides_and_the_global_generators_stay_untouched(
     tiny: TorchLanguageModel, host
 ) -> None:
     def song(seed: int) -> Any:
         sampling = LMSampling(seed=seed, top_k=100)
-        made = planner.plan(tiny, Request("calm piano", "la"), PlanOptions(sampling=sampling), host)
+        options = replace(SPARE, sampling=sampling)
+        made = planner.plan(tiny, Request("calm piano", "la"), options, host)
         short = replace(made, duration=3.0)
         return made, planner.compose(tiny, short, ComposeOptions(sampling=sampling), host)
 
