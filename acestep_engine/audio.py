@@ -28,6 +28,7 @@ FORMATS: dict[str, tuple[str, str, str, int | None]] = {
     ".flac": ("flac", "flac", "s32", None),
     ".mp3": ("mp3", "libmp3lame", "fltp", 320_000),
 }
+MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 
 
 def check_target(path: str | Path, suffixes: Iterable[str] = FORMATS) -> None:
@@ -56,11 +57,14 @@ def check_target(path: str | Path, suffixes: Iterable[str] = FORMATS) -> None:
 def save(audio: Audio, path: str | Path, item: int = 0) -> Path:
     """Write song `item` of `audio`; the format follows the suffix, PCM has 24 bits, MP3 320 kbit/s.
 
-    The file appears whole or not at all: it is written under a temporary name and renamed.
+    What has a rate that MP3 lacks becomes 48 kHz there. The file appears whole or not at all: it is
+    written under a temporary name and renamed.
     """
     check_target(path)
     path = Path(path)
     container_name, codec, sample_format, bit_rate = FORMATS[path.suffix.lower()]
+    if container_name == "mp3" and audio.sample_rate not in MP3_RATES:
+        audio = resample(audio)
     pcm_XS = audio.waveform[item].detach().cpu().float().clamp(-1, 1).contiguous().numpy()
     if pcm_XS.shape[0] not in (1, 2):
         raise InvalidRequest(

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from acestep_engine.__main__ import main
 from acestep_engine.bench import dit, gpu, lm, quality, vae
 from acestep_engine.bench.measure import bandwidth, interleave, random_model, report
+from acestep_engine.cli.main import main
 from acestep_engine.config import VAEConfig
 from acestep_engine.errors import UnsupportedRuntime
 from acestep_engine.models_torch.oobleck import Oobleck

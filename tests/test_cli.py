@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import acestep_engine.__main__ as cli
 from acestep_engine import audio
-from acestep_engine.__main__ import _write_json, main
+from acestep_engine.cli import arguments, song
+from acestep_engine.cli.files import write_json
+from acestep_engine.cli.main import main, parser
 from acestep_engine.engine import Engine
-from acestep_engine.types import LMSampling, Metadata, ModelSpec
+from acestep_engine.types import LMSampling, ModelSpec, Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,7 +74,7 @@ def test_encode_and_decode_keep_the_length(tmp_path: Path, tiny_model: ModelSpec
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
-    return cli._parser().parse_args(arguments)
+    return parser().parse_args(arguments)
 
 
 def test_every_option_of_the_language_model_arrives() -> None:
@@ -82,26 +83,24 @@ def test_every_option_of_the_language_model_arrives() -> None:
         *("--min-p", "0.1", "--repetition-penalty", "1.2", "--negative", "harsh", "--seed", "9"),
         *("--temperature-last", "--prompt-layout", "legacy", "--instrumental"),
     )
-    assert cli._lm_sampling(options) == LMSampling(0.5, 7, 0.8, 0.1, 1.2, 3.0, "harsh", 9, True)
-    assert cli._lm_sampling(parsed("song")) == LMSampling()
+    assert song.composing_of(options) == LMSampling(0.5, 7, 0.8, 0.1, 1.2, 3.0, "harsh", 9, True)
+    assert song.composing_of(parsed("song")) == LMSampling()
     assert options.prompt_layout == "legacy"
-    assert cli._request(options).instrumental
+    assert arguments.request_of(options).instrumental
 
 
-def test_plan_and_codes_have_a_temperature_each(
-    engine: Engine, tiny_model: ModelSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def plans(*arguments: str) -> list[Metadata]:
+def test_plan_and_codes_have_a_temperature_each(engine: Engine, tiny_model: ModelSpec) -> None:
+    def plans(*arguments: str) -> list[Plan]:
         common = ("plan", "--keep-caption", "--temperature", "1.5", *arguments)
         seeds = (parsed(*common, "--seed", seed) for seed in ("1", "2", "3"))
-        return [cli._plan(engine, tiny_model, options).metadata for options in seeds]
+        return [song.make_plan(engine, tiny_model, options) for options in seeds]
 
     cold, warm = plans("--plan-temperature", "0"), plans()
-    assert cold[0] == cold[1] == cold[2]
-    assert warm[0] != warm[1]
-    assert "seed 3" in capsys.readouterr().out
+    assert cold[0].metadata == cold[1].metadata == cold[2].metadata
+    assert warm[0].metadata != warm[1].metadata
+    assert [plan.seed for plan in warm] == [1, 2, 3]
     options = parsed("song", "--plan-temperature", "0")
-    assert cli._lm_sampling(options).temperature == LMSampling().temperature
+    assert song.composing_of(options).temperature == LMSampling().temperature
 
 
 def test_plan_and_inspect_print_what_is_used(tmp_path: Path, tiny_model: ModelSpec) -> None:
@@ -172,10 +171,10 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_work(
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
-        _write_json(tmp_path / "x.json", {"a": object()})
+        write_json(tmp_path / "x.json", {"a": object()})
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError, match=r"x\.json"):
-        _write_json(tmp_path / "x.json", {})
+        write_json(tmp_path / "x.json", {})
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
