@@ -132,3 +132,9 @@ def test_what_is_not_sound_is_refused_with_the_name(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(InvalidRequest, match=r"gone\.wav"):
         load(tmp_path / "gone.wav")
+
+
+def test_mp3_takes_any_rate(tmp_path: Path) -> None:
+    made = load(save(tone(1.0, 96_000), tmp_path / "x.mp3"))
+    assert made.sample_rate == 48_000
+    assert abs(made.seconds - 1.0) < 0.06

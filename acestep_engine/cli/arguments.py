@@ -33,23 +33,24 @@ _REGION = re.compile(rf"\s*(-?(?:{_PLACE}))\s*-\s*(-?(?:{_PLACE}))?\s*")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument_group("model").add_argument
+    add(
         "--model",
         default="auto",
         help=f"folder, file or preset ({', '.join(presets.PRESETS)}); "
         f"auto: {MODELS}, or a tiny random model",
     )
-    parser.add_argument(
+    add(
         "--lora",
         action="append",
         default=[],
         metavar="PATH[:STRENGTH]",
         help="adapter put on the model, such as rock.safetensors:0.8; may be given several times",
     )
-    parser.add_argument("--family", default="auto", choices=("auto", "turbo", "sft", "base"))
-    parser.add_argument("--device", default="auto", choices=get_args(DeviceWish))
-    parser.add_argument("--precision", default="auto", choices=get_args(PrecisionWish))
-    parser.add_argument("--mode", default="auto", choices=get_args(ModeWish))
+    add("--family", default="auto", choices=("auto", "turbo", "sft", "base"))
+    add("--device", default="auto", choices=get_args(DeviceWish))
+    add("--precision", default="auto", choices=get_args(PrecisionWish))
+    add("--mode", default="auto", choices=get_args(ModeWish))
 
 
 def model_of(options: argparse.Namespace) -> ModelSpec:
@@ -74,7 +75,7 @@ def model_of(options: argparse.Namespace) -> ModelSpec:
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("words").add_argument
     add("--caption", default="", help="style, instruments, mood")
     add("--lyrics", default="", help="the words, with [Verse] and [Chorus] tags")
     add("--instrumental", action="store_true")
@@ -100,9 +101,9 @@ def request_of(options: argparse.Namespace) -> Request:
 
 
 def add_draws(parser: argparse.ArgumentParser, temperature: float = 0.85) -> None:
-    add = parser.add_argument
+    add = parser.add_argument_group("draws of the language model").add_argument
     add("--seed", type=int, default=0)
-    add("--temperature", type=float, default=temperature, help="of the language model; 0: no draws")
+    add("--temperature", type=float, default=temperature, help="0: always the likeliest")
     add("--top-k", type=int, default=0)
     add("--top-p", type=float, default=0.9)
     add("--min-p", type=float, default=0.0)
@@ -140,7 +141,7 @@ def tile_of(options: argparse.Namespace) -> tuple[int, int]:
 
 def add_json(parser: argparse.ArgumentParser, what: str, *others: str) -> None:
     parser.add_argument(
-        "--json", *others, dest="json", metavar="FILE", help=f"JSON file to write {what} to"
+        "--json", *others, dest="json", metavar="FILE", help=f"file to write {what} to, as JSON"
     )
 
 

@@ -20,13 +20,12 @@ from ..types import (
     Audio,
     Codes,
     ComposeOptions,
-    DiTSampling,
     LMSampling,
     ModelSpec,
     Plan,
     PlanOptions,
 )
-from . import arguments, files, tasks
+from . import arguments, files, sampler, tasks
 
 
 def add_to(commands: Any) -> None:
@@ -42,7 +41,7 @@ def add_to(commands: Any) -> None:
     )
     tasks.add_to(song)
     _add_composing(song)
-    _add_render(song)
+    _add_sound(song)
     add("--out", default="song.flac", help="file to write: .wav, .flac or .mp3")
     song.set_defaults(run=run_song)
 
@@ -67,7 +66,7 @@ def run_song(options: argparse.Namespace) -> None:
     given = files.read_codes(options.codes) if options.codes else None
     reference = sound.load(options.timbre) if options.timbre else None
     composing = ComposeOptions(options.batch, options.prompt_layout, composing_of(options))
-    rendering, tile = _rendering_of(options), arguments.tile_of(options)
+    rendering, tile = sampler.sampling_of(options), arguments.tile_of(options)
     engine, spec, clock = get_engine(), arguments.model_of(options), _Clock()
     model = engine.describe(spec)  # what is wrong with the files is said before any work
     for job in jobs:
@@ -142,17 +141,6 @@ def _plan_of(
     return revise.revise(files.read_plan(options.plan), change)
 
 
-def _rendering_of(options: argparse.Namespace) -> DiTSampling:
-    return DiTSampling(
-        steps=options.steps,
-        shift=options.shift,
-        guidance=options.guidance,
-        timesteps=tuple(options.timesteps) if options.timesteps else None,
-        seed=options.seed,
-        batch=options.batch,
-    )
-
-
 def _show(plan: Plan) -> None:
     print(f"Plan ({plan.duration:g} s, seed {plan.seed}):")
     print("\n".join(f"  {line}" for line in metadata.dump(plan.metadata).splitlines()))
@@ -194,19 +182,19 @@ class _Clock:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     arguments.add_words(parser)
-    add = parser.add_argument
+    arguments.add_draws(parser)
+    add = parser.add_argument_group("plan").add_argument
     add("--no-think", action="store_true", help="use the given metadata only, no plan by the model")
     add("--keep-caption", action="store_true", help="do not let the model rewrite the caption")
     add("--keep-language", action="store_true", help="do not let the model name the language")
-    arguments.add_draws(parser)
     add("--plan-temperature", type=float, help="of the plan alone; default: --temperature")
 
 
 def _add_composing(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    codes = parser.add_mutually_exclusive_group().add_argument
-    codes("--no-codes", action="store_true", help="render without audio codes")
-    codes(
+    group = parser.add_argument_group("audio codes")
+    either, add = group.add_mutually_exclusive_group().add_argument, group.add_argument
+    either("--no-codes", action="store_true", help="render without audio codes")
+    either(
         "--codes",
         metavar="FILE",
         help="play these: text of audio codes, or the report of a song; a cover follows them in "
@@ -217,14 +205,10 @@ def _add_composing(parser: argparse.ArgumentParser) -> None:
     add("--prompt-layout", default="aligned", choices=("aligned", "legacy"))
 
 
-def _add_render(parser: argparse.ArgumentParser) -> None:
+def _add_sound(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--timbre", metavar="FILE", help="a recording whose sound the song takes on")
-    add("--batch", type=int, default=1, help="songs with the seeds after --seed")
-    add("--steps", type=int, help="default: of the checkpoint's family")
-    add("--shift", type=float)
-    add("--guidance", type=float)
-    add("--timesteps", type=float, nargs="+", help="own noise levels, falling from 1")
+    sampler.add_to(parser)
     arguments.add_tile(parser)
     add(
         "--keep-level",

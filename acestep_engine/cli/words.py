@@ -39,7 +39,7 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, default=length, help=f"end of the lyrics; default: {length}"
     )
-    arguments.add_json(parser, "the plan, for song --plan,")
+    arguments.add_json(parser, "the plan")
 
 
 def answer_options_of(options: argparse.Namespace) -> AnswerOptions:
