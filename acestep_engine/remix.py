@@ -7,6 +7,7 @@ into latents and masks. Dimension key: none, a source keeps its own.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -123,6 +124,26 @@ class Complete:
 
 
 Task = Cover | Repaint | Extract | Lego | Complete
+
+
+_PLACE = r"-?(?:\d+\.?\d*|\.\d+)"
+_REGION = re.compile(rf"\s*({_PLACE})?\s*-\s*({_PLACE})?\s*")
+
+
+def is_region(text: str) -> bool:
+    """Whether `read_region` can read `text`."""
+    return text.strip() != "-" and _REGION.fullmatch(text) is not None
+
+
+def read_region(text: str) -> Region:
+    """Seconds as 12-20; 12- ends with the source, -20 begins with it, -3-0 begins before it."""
+    match = _REGION.fullmatch(text)
+    if match is None or not is_region(text):
+        raise InvalidRequest(
+            f"The region '{text.strip()}' cannot be read. Write START-END in seconds, such as "
+            "12-20.5; 12- goes to the end, -3-0 lies before the beginning."
+        )
+    return Region(float(match[1] or 0), float(match[2]) if match[2] else None)
 
 
 def edges(task: Task, seconds: float) -> tuple[float, float]:

@@ -163,16 +163,21 @@ class Renderer:
                 f"{MAX_DURATION:g} s. Cut or extend it first."
             )
         left, right = edges(task, own)
+        if isinstance(source, Latents):  # which begin and end on whole frames
+            left, right = (frames_of(edge) / FRAME_RATE for edge in (left, right))
         regions = task.regions if isinstance(task, Repaint | Lego) else ()
+        found = tuple(spans(regions, left, own))
+        if left + own + right > MAX_DURATION:
+            raise InvalidRequest(
+                f"With its extension the song lasts {left + own + right:g} s, but at most "
+                f"{MAX_DURATION:g} s are possible. Move the region."
+            )
         if isinstance(source, Audio):
             latents = self._encode_once(model, source, left, right)
         else:
-            before, after = frames_of(left), frames_of(right)
-            quiet_NC = self._silences.of(model)
+            rims = frames_of(left), frames_of(right)
             heard_BTC = level.audible(source).values
-            latents = Latents(tasks.extend(heard_BTC, quiet_NC, before, after))
-            left, right = before / FRAME_RATE, after / FRAME_RATE
-        found = tuple(spans(regions, left, own))
+            latents = Latents(tasks.extend(heard_BTC, self._silences.of(model), *rims))
         key = (type(task).__name__, found, _digest(latents.values), *_knobs(task))
         most = latents.values.shape[1] / FRAME_RATE  # resampling may have rounded down
         return Work(task, latents.values, min(left + own + right, most), found, key)
@@ -278,11 +283,6 @@ def check_task(task: Task, family: Family, codes: Codes | None) -> None:
 
 def fit(plan: Plan, seconds: float) -> Plan:
     """`plan` for a source of `seconds`, which decides the length."""
-    if not MIN_DURATION <= seconds <= MAX_DURATION:
-        raise InvalidRequest(
-            f"With its extension the song lasts {seconds:g} s, but at most {MAX_DURATION:g} s are "
-            "possible. Move the region."
-        )
     if abs(plan.duration - seconds) > 1.0:
         logger.warning(
             "The plan asks for %g s, but the source decides: the song lasts %g s.",

@@ -18,6 +18,7 @@ NODES = {
     "edit": ("PlanEdit", "CodesText"),
     "codes": ("AudioCodeSampler",),
     "material": ("CodesEdit", "CodesFromAudio"),
+    "tasks": ("CoverTask", "RepaintTask", "ExtractTask", "LegoTask", "CompleteTask"),
     "render": ("DiTSampler",),
     "audio": ("VAEDecodeTiled", "VAEEncodeTiled"),
     "splice": ("SpliceAudio",),

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from comfy_api.latest import io
 
 from ..acestep_engine.errors import InvalidRequest
+from ..acestep_engine.remix import Region, read_region, spans
 from ..acestep_engine.types import FRAME_RATE
 from .host import bordered
 from .sockets import latents_from, masked
-
-Region = tuple[float, float]
-"""Start and end in seconds."""
-
-_REGION = re.compile(r"\s*(\d+\.?\d*|)\s*-\s*(\d+\.?\d*|)\s*")
 
 
 class LatentNoiseMask(io.ComfyNode):
@@ -63,27 +58,21 @@ class LatentNoiseMask(io.ComfyNode):
         return io.NodeOutput(masked(latent, mask(frames, spans, soft_edge)))
 
 
-def regions_of(text: str, seconds: float) -> list[Region]:
-    """The regions in `text` that lie in a song of `seconds`."""
+def regions_of(text: str, seconds: float) -> list[tuple[float, float]]:
+    """The regions in `text`, which lie in a song of `seconds`; ends are cut to it."""
     regions = []
-    for part in text.split(","):
-        match = _REGION.fullmatch(part)
-        if match is None:
+    for start, end in map(read_region, text.split(",")):
+        if not 0 <= start < seconds:
             raise InvalidRequest(
-                f"'{part.strip()}' is no region. Write start and end in seconds with a hyphen "
-                "between them, and commas between regions, such as '12-20, 45.5-60, 90-'."
+                f"A region begins at {start:g} s, which is outside a song of {seconds:g} s. "
+                "Correct it."
             )
-        start, end = float(match[1] or 0), float(match[2] or seconds)
-        if not start < end or start >= seconds:
-            raise InvalidRequest(
-                f"The region '{part.strip()}' is empty: it starts at {start:g} s and ends at "
-                f"{end:g} s of a song of {seconds:g} s. Correct it."
-            )
-        regions.append((start, min(end, seconds)))
+        ((_, stop),) = spans((Region(start, end),), 0.0, seconds)
+        regions.append((start, min(stop, seconds)))
     return regions
 
 
-def mask(frames: int, regions: Iterable[Region], soft: float = 0.0) -> list[float]:
+def mask(frames: int, regions: Iterable[tuple[float, float]], soft: float = 0.0) -> list[float]:
     """1 inside the regions, 0 outside, for each latent frame; both ends rise over `soft` seconds.
 
     The edges lie inside, so that nothing outside changes; where the song itself begins or ends

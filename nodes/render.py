@@ -8,11 +8,12 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..acestep_engine.errors import InvalidRequest
+from ..acestep_engine.remix import Task
 from ..acestep_engine.types import MAX_SONGS, Codes, DiTSampling, Plan
 from .handle import ModelHandle
 from .host import bordered, engine
 from .lm_widgets import seed_input
-from .sockets import CodesSocket, ModelSocket, PlanSocket, latent_of, latents_from
+from .sockets import CodesSocket, ModelSocket, PlanSocket, TaskSocket, latent_of, latents_from
 from .solver_widgets import solver_fields, solver_inputs
 
 
@@ -44,13 +45,13 @@ class DiTSampler(io.ComfyNode):
         plan: Plan,
         codes: Codes | None = None,
         timbre: Mapping[str, Any] | None = None,
+        task: Task | None = None,
         **widgets: Any,
     ) -> io.NodeOutput:
         reference = latents_from(timbre) if timbre is not None else None
         sampling = _sampling_of(widgets)
-        return io.NodeOutput(
-            latent_of(engine().render(model.spec, plan, codes, sampling, reference))
-        )
+        latents = engine().render(model.spec, plan, codes, sampling, reference, task)
+        return io.NodeOutput(latent_of(latents))
 
 
 def _inputs() -> list[Any]:
@@ -138,6 +139,12 @@ def _optional_inputs() -> list[Any]:
             optional=True,
             tooltip="Latents of a recording whose sound the song should take on. Only the sound is "
             "taken, not the melody.",
+        ),
+        TaskSocket.Input(
+            "task",
+            optional=True,
+            tooltip="What to do with a recording: Cover, Repaint, Extract, Lego or Complete. It "
+            "decides the length.",
         ),
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import re
 import shutil
 import sys
 import tempfile
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from ..audio import check_target
-from ..errors import InvalidRequest
-from ..remix import Region
+from ..remix import is_region
 from ..runtime import DeviceWish, ModeWish, PrecisionWish, Wish
 from ..types import LMSampling, ModelSpec, Request
 from ..vae import memory
@@ -28,8 +26,6 @@ NOISE = (
     "No model files yet: a tiny random model plays, so the sound is noise. "
     "For music: python -m acestep_engine download turbo"
 )
-_PLACE = r"\d+(?:\.\d*)?|\.\d+"
-_REGION = re.compile(rf"\s*(-?(?:{_PLACE}))\s*-\s*(-?(?:{_PLACE}))?\s*")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -151,22 +147,11 @@ def check_json(options: argparse.Namespace) -> None:
         check_target(options.json, REPORTS)
 
 
-def region_of(text: str) -> Region:
-    """Seconds as 12-20; 12- ends with the source, -3-0 begins before it."""
-    match = _REGION.fullmatch(text)
-    if match is None:
-        raise InvalidRequest(
-            f"The region '{text}' cannot be read. Write START-END in seconds, such as 12-20.5; 12- "
-            "goes to the end, -3-0 lies before the beginning."
-        )
-    return Region(float(match[1]), float(match[2]) if match[2] else None)
-
-
 def rejoined(arguments: Iterable[str]) -> list[str]:
     """`--region -3-0` as `--region=-3-0`, for argparse takes the place alone for an option."""
     joined: list[str] = []
     for argument in arguments:
-        if joined and joined[-1] == "--region" and _REGION.fullmatch(argument):
+        if joined and joined[-1] == "--region" and is_region(argument):
             joined[-1] += f"={argument}"
         else:
             joined.append(argument)

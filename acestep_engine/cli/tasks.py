@@ -12,11 +12,21 @@ from typing import Any, get_args
 
 from .. import audio as sound
 from ..errors import InvalidRequest
-from ..remix import TRACKS, Complete, Cover, Extract, Lego, Repaint, RepaintMode, Task, edges
+from ..remix import (
+    TRACKS,
+    Complete,
+    Cover,
+    Extract,
+    Lego,
+    Repaint,
+    RepaintMode,
+    Task,
+    edges,
+    read_region,
+)
 from ..splice import CROSSFADE, splice
 from ..types import MAX_DURATION, MIN_DURATION, Audio
 from ..vae import level
-from .arguments import region_of
 
 KINDS: dict[str, type[Any]] = {
     "cover": Cover,
@@ -113,7 +123,7 @@ def jobs_of(options: argparse.Namespace) -> tuple[Job, ...]:
     kind, source = KINDS[options.task], sound.load(options.source)
     tracks: tuple[str, ...] = tuple(dict.fromkeys(options.track or ()))
     wanted = {
-        "regions": options.region and tuple(map(region_of, options.region)),
+        "regions": options.region and tuple(map(read_region, options.region)),
         "mode": options.repaint_mode,
         "strength": options.strength,
         "noise_strength": options.cover_noise,

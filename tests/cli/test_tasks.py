@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from acestep_engine import audio
-from acestep_engine.cli.arguments import region_of, rejoined
+from acestep_engine.cli.arguments import rejoined
 from acestep_engine.cli.tasks import Job, finished
 from acestep_engine.errors import InvalidRequest
-from acestep_engine.remix import Region, Repaint
+from acestep_engine.remix import Region, Repaint, read_region
 from acestep_engine.types import Audio
 
 RATE = 44_100
@@ -193,16 +193,18 @@ def test_what_makes_no_sense_is_refused_in_words(
         ("-3-0", Region(-3.0, 0.0)),
         (" .5 - 1. ", Region(0.5, 1.0)),
         ("-3-", Region(-3.0)),
+        ("-20", Region(0.0, 20.0)),
+        ("-5--2", Region(-5.0, -2.0)),
     ],
 )
 def test_regions_are_read(text: str, region: Region) -> None:
-    assert region_of(text) == region
+    assert read_region(text) == region
 
 
 @pytest.mark.parametrize("text", ["", "-", "12", "a-b", "1-2-3", "1:30-2:00", "--1-2", "nan-1"])
 def test_what_is_no_region_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="START-END"):
-        region_of(text)
+        read_region(text)
 
 
 def test_only_a_region_is_joined_to_its_option() -> None:
