@@ -20,8 +20,8 @@ from ..models_torch.oobleck import Oobleck, Snake
 from ..runtime import Runtime, Wish, choose, probe
 from ..store import DTYPES
 from ..types import FRAME_RATE, HOP, LATENT_CHANNELS
-from ..vae.memory import MIB, Op, peak_bytes
-from ..vae.tiling import DECODE_OVERLAP, ENCODE_OVERLAP, decode, encode
+from ..vae.memory import MIB, Op, peak_bytes, window_frames
+from ..vae.tiling import AUDIO_CHANNELS, DECODE_OVERLAP, ENCODE_OVERLAP, decode, encode
 from .measure import interleave, median, no_peer, random_model, report
 
 PEER_TILE, PEER_OVERLAP = 512, 64  # what diffusers tiles with
@@ -67,12 +67,15 @@ def _result(
     song: Song, config: VAEConfig, times: Mapping[str, float], peaks: Mapping[str, float]
 ) -> dict[str, Any]:
     decodes, peer = song.op == "decode", "diffusers" in times
-    predicted = peak_bytes(song.op, min(song.tile, song.frames), config, song.precision)
+    window = window_frames(song.op, song.tile, song.frames)
+    output = song.frames * 4 * (AUDIO_CHANNELS * HOP if decodes else LATENT_CHANNELS)
+    predicted = output + peak_bytes(song.op, window, config, song.precision)
     return {
         "op": song.op,
         "seconds": song.seconds,
         "dtype": song.precision,
         "tile": song.tile,
+        "window": window,
         "overlap": DECODE_OVERLAP if decodes else ENCODE_OVERLAP,
         "s": times["ours"],
         "peer": f"diffusers tiled {PEER_TILE}/{PEER_OVERLAP}" if decodes else "diffusers",

@@ -7,6 +7,11 @@ knows single layers, no model. Dimension key: B items · C channels · S samples
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,10 +31,26 @@ def arrange(module: nn.Module) -> None:
             if not weight.permute(order).is_contiguous():
                 back = sorted(range(3), key=order.__getitem__)
                 layer.weight.data = weight.permute(order).contiguous().permute(back)
+    give_back()
+
+
+def give_back() -> None:
+    """Let the system have the memory of freed tensors: called where a layer is about to allocate.
+
+    glibc keeps the places of tensors below 32 MiB, and seldom uses them again for wider ones.
+    """
+    if trim := _trim():
+        trim(0)
+
+
+@cache
+def _trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def convolve(conv: nn.Conv1d, x_BCS: Tensor) -> Tensor:
     (stride,), (padding,), (dilation,) = conv.stride, conv.padding, conv.dilation
+    give_back()
     weight = conv.weight.unsqueeze(2)  # conv1d itself would go through the other layout
     place = (1, stride), (0, int(padding)), (1, dilation)
     return F.conv2d(x_BCS.unsqueeze(2), weight, conv.bias, *place).squeeze(2)
@@ -49,6 +70,7 @@ def spread(conv: nn.ConvTranspose1d, x_BCS: Tensor) -> Tensor:
 
     A sample becomes two strides of samples, the second of which is the next one's first.
     """
+    give_back()
     batch, _, samples = x_BCS.shape
     stride, padding = conv.stride[0], int(conv.padding[0])
     inner, outer, _ = conv.weight.shape

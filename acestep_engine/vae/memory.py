@@ -2,7 +2,7 @@
 
 Arithmetic on sizes: no tensors, no devices. Songs of a batch run one after the other, so neither
 their number nor their length counts, only the window. A prediction is an estimate without margin:
-on a CPU in fp32 and bf16 it is fitted, elsewhere it is a guess by the same figures.
+on a CPU in fp32 and bf16 it is checked by measurement, elsewhere it is a guess by the same figures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Literal
 
 from ..config import VAEConfig
 from ..errors import InvalidRequest, OutOfMemory
+from .tiling import DECODE_OVERLAP, ENCODE_OVERLAP, plan_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -23,26 +24,17 @@ Op = Literal["decode", "encode"]
 LADDER = (512, 384, 256, 192, 128, 64)  # latent frames of a tile
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MIB = 1 << 20
+UNIT_KERNEL = 7  # of the wide convolution in a residual unit
 
-# How many tensors of the widest stage are alive at once (the code needs three: what is summed up,
-# its activation, a convolution's result), and bytes that kernels keep, whatever the window, for
-# each value of the largest weight. Both are fitted by hand to the peak of resident memory that
-# `bench vae` counts: the VAE at its real size with random weights, on a CPU under Linux,
-#   decode: fp32 at 64, 128, 256 and 512 frames, bf16 at 64, 256 and 512;
-#   encode: fp32 and bf16 at 64 and 256.
-# What comes out is between 10 % too low and 14 % too high there (encode in bf16 is the worst at
-# both ends; decode in fp32 stays within 6 %), on one thread. On two, whose scratch memory is used
-# again sooner, a decode was seen to take up to a quarter less than predicted.
-# Not measured, only estimates: fp16, which takes the figures of bf16, and every device but the CPU.
-# MLX is known to need several times as much where it convolves on the CPU.
-COSTS: dict[tuple[Op, str], tuple[int, float]] = {
-    ("decode", "fp32"): (3, 5.8),
-    ("decode", "bf16"): (4, 3.0),
-    ("decode", "fp16"): (4, 3.0),
-    ("encode", "fp32"): (3, 1.6),
-    ("encode", "bf16"): (3, 1.9),
-    ("encode", "fp16"): (3, 1.9),
-}
+# The peak lies in a convolution of a residual unit: what is summed up, its activation and the
+# result are alive then, each as wide as the stage. The decoder still holds what the stage was made
+# from. Every convolution also copies its weight; where many channels meet, that is most of all.
+# On a CPU under Linux, in fp32 and bf16, on one thread and on two, what `bench vae` counts for
+# random weights of the real size was within 13 % of this, at 64 to 512 frames.
+# Not measured, only estimates: fp16 and every device but the CPU. MLX is known to need several
+# times as much where it convolves on the CPU.
+TENSORS = 3
+FIXED = 24 * MIB  # code that is loaded, or made for the sizes at hand, at the first use
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +60,36 @@ class Budget:
     guess: bool = False
 
 
-def peak_bytes(op: Op, tile: int, config: VAEConfig, precision: str) -> int:
-    """Bytes at the peak of one window of `tile` frames, beside the weights: an estimate."""
+def peak_bytes(op: Op, frames: int, config: VAEConfig, precision: str) -> int:
+    """Bytes at the peak of one window of `frames`, beside the weights: an estimate."""
     base = config.decoder_channels if op == "decode" else config.encoder_hidden_size
     widths = [base * multiple for multiple in (1, *config.channel_multiples)]
-    samples = math.prod(config.downsampling_ratios)
-    widest = largest = 0
+    samples = frames * math.prod(config.downsampling_ratios)
+    most = 0  # values alive at once
     for below, above, stride in zip(
         widths[:-1], widths[1:], config.downsampling_ratios, strict=True
     ):
-        widest = max(widest, below * samples)  # residual units run on the side with more samples
-        largest = max(largest, below * above * 2 * stride)
+        wide, narrow = below * samples, above * samples // stride  # tensors at the two ends
+        held = narrow if op == "decode" else 0
+        most = max(most, TENSORS * wide + held + UNIT_KERNEL * below * below)
+        if op == "encode":
+            most = max(most, wide + narrow + 2 * stride * below * above)
         samples //= stride
-    live, scratch = COSTS[op, precision]
-    return round(live * widest * tile * ITEM_BYTES[precision] + scratch * largest)
+    return most * ITEM_BYTES[precision] + FIXED
+
+
+def window_frames(op: Op, tile: int, frames: int) -> int:
+    """Frames of the windows that a song of `frames` is cut into: at most `tile`, often fewer."""
+    overlap = DECODE_OVERLAP if op == "decode" else ENCODE_OVERLAP
+    first = plan_tiles(frames, tile, overlap)[0]
+    return first.window_stop - first.window_start
 
 
 def choose(op: Op, frames: int, config: VAEConfig, precision: str, budget: Budget) -> Window:
     """The largest tile for a song of `frames` that `budget` allows; logged with its peak."""
 
     def window(tile: int) -> Window:
-        return Window(tile, peak_bytes(op, min(tile, frames), config, precision))
+        return Window(tile, peak_bytes(op, window_frames(op, tile, frames), config, precision))
 
     if budget.tile:
         tiles = [budget.tile]
