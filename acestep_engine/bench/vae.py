@@ -16,6 +16,7 @@ from torch import Tensor
 from ..backends.torch_eager import TorchCodec
 from ..config import VAEConfig
 from ..errors import UnsupportedRuntime
+from ..models_torch.cpu_conv import give_back
 from ..models_torch.oobleck import Oobleck, Snake
 from ..runtime import Runtime, Wish, choose, probe
 from ..store import DTYPES
@@ -118,6 +119,7 @@ def _input(song: Song) -> Tensor:
 
 def peak_of(call: Callable[[], object]) -> float:
     """MiB of resident memory that `call` takes at its peak; Linux only, where it can be reset."""
+    give_back()  # else memory that is free already would not count when it is used again
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         raise UnsupportedRuntime("Peak memory is measured by Linux's /proc. Run this on Linux.")

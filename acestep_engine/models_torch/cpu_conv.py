@@ -35,7 +35,7 @@ def arrange(module: nn.Module) -> None:
 
 
 def give_back() -> None:
-    """Let the system have the memory of freed tensors: called where a layer is about to allocate.
+    """Let the system have the memory of freed tensors: called where their width changes.
 
     glibc keeps the places of tensors below 32 MiB, and seldom uses them again for wider ones.
     """
@@ -50,7 +50,8 @@ def _trim() -> Any:
 
 def convolve(conv: nn.Conv1d, x_BCS: Tensor) -> Tensor:
     (stride,), (padding,), (dilation,) = conv.stride, conv.padding, conv.dilation
-    give_back()
+    if stride > 1:
+        give_back()
     weight = conv.weight.unsqueeze(2)  # conv1d itself would go through the other layout
     place = (1, stride), (0, int(padding)), (1, dilation)
     return F.conv2d(x_BCS.unsqueeze(2), weight, conv.bias, *place).squeeze(2)

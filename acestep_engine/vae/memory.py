@@ -29,12 +29,13 @@ UNIT_KERNEL = 7  # of the wide convolution in a residual unit
 # The peak lies in a convolution of a residual unit: what is summed up, its activation and the
 # result are alive then, each as wide as the stage. The decoder still holds what the stage was made
 # from. Every convolution also copies its weight; where many channels meet, that is most of all.
-# On a CPU under Linux, in fp32 and bf16, on one thread and on two, what `bench vae` counts for
-# random weights of the real size was within 13 % of this, at 64 to 512 frames.
+# On a CPU under Linux with two threads, in fp32 and bf16, what `bench vae` counts for random weights
+# of the real size was within 12 % of this, at 62 to 512 frames.
 # Not measured, only estimates: fp16 and every device but the CPU. MLX is known to need several
 # times as much where it convolves on the CPU.
-TENSORS = 3
-FIXED = 24 * MIB  # code that is loaded, or made for the sizes at hand, at the first use
+# bf16 tensors are small enough for the allocator to keep some that are free: half a tensor more.
+TENSORS = {"fp32": 3.0, "bf16": 3.5, "fp16": 3.5}
+FIXED = 50 * MIB  # code that is loaded, or made for the sizes at hand, at the first use
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +66,17 @@ def peak_bytes(op: Op, frames: int, config: VAEConfig, precision: str) -> int:
     base = config.decoder_channels if op == "decode" else config.encoder_hidden_size
     widths = [base * multiple for multiple in (1, *config.channel_multiples)]
     samples = frames * math.prod(config.downsampling_ratios)
-    most = 0  # values alive at once
+    most = 0.0  # values alive at once
     for below, above, stride in zip(
         widths[:-1], widths[1:], config.downsampling_ratios, strict=True
     ):
         wide, narrow = below * samples, above * samples // stride  # tensors at the two ends
         held = narrow if op == "decode" else 0
-        most = max(most, TENSORS * wide + held + UNIT_KERNEL * below * below)
+        most = max(most, TENSORS[precision] * wide + held + UNIT_KERNEL * below * below)
         if op == "encode":
             most = max(most, wide + narrow + 2 * stride * below * above)
         samples //= stride
-    return most * ITEM_BYTES[precision] + FIXED
+    return round(most * ITEM_BYTES[precision]) + FIXED
 
 
 def window_frames(op: Op, tile: int, frames: int) -> int:
