@@ -29,8 +29,8 @@ UNIT_KERNEL = 7  # of the wide convolution in a residual unit
 # The peak lies in a convolution of a residual unit: what is summed up, its activation and the
 # result are alive then, each as wide as the stage. The decoder still holds what the stage was made
 # from. Every convolution also copies its weight; where many channels meet, that is most of all.
-# On a CPU under Linux with two threads, in fp32 and bf16, what `bench vae` counts for random weights
-# of the real size was within 12 % of this, at 62 to 512 frames.
+# On a CPU under Linux with two threads, in fp32 and bf16, what `bench vae` counts for random
+# weights of the real size was within 13 % of this, at 62 to 509 frames.
 # Not measured, only estimates: fp16 and every device but the CPU. MLX is known to need several
 # times as much where it convolves on the CPU.
 # bf16 tensors are small enough for the allocator to keep some that are free: half a tensor more.
