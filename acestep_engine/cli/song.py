@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import audio as sound
 from ..engine import Engine, get_engine
+from ..errors import InvalidRequest
 from ..lm import metadata, revise
 from ..rendering import check_task
 from ..types import (
@@ -62,7 +63,7 @@ def run_plan(options: argparse.Namespace) -> None:
 
 
 def run_song(options: argparse.Namespace) -> None:
-    jobs = _checked(tasks.jobs_of(options))
+    jobs = _checked(tasks.jobs_of(options), options)
     given = files.read_codes(options.codes) if options.codes else None
     reference = sound.load(options.timbre) if options.timbre else None
     composing = ComposeOptions(options.batch, options.prompt_layout, composing_of(options))
@@ -146,11 +147,19 @@ def _show(plan: Plan) -> None:
     print("\n".join(f"  {line}" for line in metadata.dump(plan.metadata).splitlines()))
 
 
-def _checked(jobs: tuple[tasks.Job, ...]) -> tuple[tasks.Job, ...]:
-    """`jobs`, whose files can all be written."""
+def _checked(jobs: tuple[tasks.Job, ...], options: argparse.Namespace) -> tuple[tasks.Job, ...]:
+    """`jobs`, whose files can all be written, and none over one that is read."""
+    given = (options.source, options.timbre, options.plan, options.codes)
+    read = {Path(path).resolve() for path in given if path}
     for job in jobs:
         sound.check_target(job.out)
         sound.check_target(_report_of(job), files.REPORTS)
+        for path in (*files.numbered(job.out, options.batch), _report_of(job)):
+            if path.resolve() in read:
+                raise InvalidRequest(
+                    f"'{path}' would be written over, but the song is made from it. Choose another "
+                    "name with --out."
+                )
     return jobs
 
 

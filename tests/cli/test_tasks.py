@@ -185,6 +185,19 @@ def test_what_makes_no_sense_is_refused_in_words(
     assert [path.name for path in tmp_path.iterdir()] == ["codes.txt"]
 
 
+@pytest.mark.parametrize(("read", "out"), [("--source", "in.wav"), ("--plan", "in.flac")])
+def test_nothing_that_is_read_is_written_over(
+    refused: Callable[..., str], recording: Path, tmp_path: Path, read: str, out: str
+) -> None:
+    source, plan = tmp_path / "in.wav", tmp_path / "in.json"
+    source.write_bytes(recording.read_bytes())
+    plan.write_text("{}")
+    given = ("--task", "cover", "--source", source) if read == "--source" else ("--plan", plan)
+    assert "--out" in refused("song", *given, "--out", tmp_path / out)
+    assert source.read_bytes() == recording.read_bytes()
+    assert plan.read_text() == "{}"
+
+
 @pytest.mark.parametrize(
     ("text", "region"),
     [
