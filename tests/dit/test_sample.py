@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from acestep_engine.config import Family
 from acestep_engine.dit.conditions import Conditions
+from acestep_engine.dit.course import Course, Keep
 from acestep_engine.dit.guidance import apg
 from acestep_engine.dit.noise import draw
 from acestep_engine.dit.sample import ResolvedSampling, Step, denoise, prepare, resolve
@@ -193,6 +195,19 @@ def test_each_setting_reaches_the_loop(change: dict[str, Any]) -> None:
     changed = run(Bend(), resolve(DiTSampling(steps=5, **change), "base"))
     assert changed.isfinite().all()
     assert not torch.equal(changed, plain)
+
+
+@pytest.mark.parametrize("solver", get_args(SolverName))
+def test_what_a_task_keeps_stays_with_every_solver(solver: SolverName) -> None:
+    clean, region = draw(9, FRAMES), torch.zeros(1, FRAMES, 1)
+    region[:, 40:90] = 1.0
+    settings = resolve(DiTSampling(steps=4, solver=solver, dcw=Wavelet("pix")), "base")
+    branches = prepare(Bend(), CONDITIONS, settings)
+    kept = replace(branches, course=Course(keep=Keep(clean, region, share=1.0, fade=0)))
+    x = last(denoise(Bend(), kept, draw(0, FRAMES), settings))
+    outside = (region == 0).flatten()
+    assert torch.equal(x[:, outside], clean[:, outside])
+    assert not torch.isclose(x[:, ~outside], clean[:, ~outside]).any(dim=-1).all()
 
 
 def test_noise_that_a_solver_adds_follows_the_seed_of_the_song() -> None:
